@@ -1,0 +1,1 @@
+"""kvfs: a context memory on pooled NVMe, mounted as a volume."""

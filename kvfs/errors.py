@@ -1,0 +1,117 @@
+"""What can go wrong above the pool. One tree; the CLI gives every class its exit code in `kvfs.cli.exit_codes`.
+
+    KvfsError
+    ├── ConfigError            a configuration file or option that cannot be used
+    ├── StateError             the state directory does not hold what was asked for
+    │   ├── UnknownPool        no pool of that name
+    │   ├── PoolExists         a pool of that name is there already
+    │   └── MissingDevice      a device named on the command line, or none of a pool's devices, is there
+    ├── NoObject               the path names nothing in the pool
+    ├── MountError             the mount could not be made or removed
+    │   ├── MountPointMissing
+    │   ├── MountPointUnusable not a directory, or not empty
+    │   ├── MountPointBusy     something is mounted there already
+    │   ├── NoFuse             this machine cannot mount: no /dev/fuse, no fusermount3
+    │   ├── AllowOtherRefused  /etc/fuse.conf does not permit it
+    │   ├── NotMounted         not a mount point, or not one of ours
+    │   ├── UnmountBusy        files in it are open
+    │   └── MountFailed        any other refusal, or the mount's process ended before it answered
+    ├── ControlError           a running mount could not be asked
+    │   ├── NotRunning         the pool is not mounted
+    │   ├── DeadMount          its process is gone without having unmounted
+    │   ├── ControlVersion     the running mount speaks another version of the protocol
+    │   └── ControlTimeout     it does not answer
+    └── DamageFound            a scrub found data that cannot be read
+
+Every message is one line: what is wrong, and what to do.
+"""
+
+from __future__ import annotations
+
+
+class KvfsError(Exception):
+    """Base of everything that kvfs raises on purpose."""
+
+
+class ConfigError(KvfsError):
+    """A configuration file or option that cannot be used; the message names the file and the line."""
+
+
+class StateError(KvfsError):
+    """The state directory does not hold what was asked for."""
+
+
+class UnknownPool(StateError):
+    """No pool of that name is known here."""
+
+
+class PoolExists(StateError):
+    """A pool of that name is there already."""
+
+
+class MissingDevice(StateError):
+    """A device that is needed is not there."""
+
+
+class NoObject(KvfsError):
+    """The path names nothing in the pool."""
+
+
+class MountError(KvfsError):
+    """The mount could not be made or removed."""
+
+
+class MountPointMissing(MountError):
+    """The directory to mount on does not exist."""
+
+
+class MountPointUnusable(MountError):
+    """What should be mounted on is not a directory, or not an empty one."""
+
+
+class MountPointBusy(MountError):
+    """Something is mounted there already."""
+
+
+class NoFuse(MountError):
+    """This machine cannot mount: /dev/fuse or fusermount3 is missing or closed to us."""
+
+
+class AllowOtherRefused(MountError):
+    """The system does not let this user open the mount to others."""
+
+
+class NotMounted(MountError):
+    """Not a mount point, or a mount of something else."""
+
+
+class UnmountBusy(MountError):
+    """Files of the mount are open."""
+
+
+class MountFailed(MountError):
+    """The mount could not be made for another reason."""
+
+
+class ControlError(KvfsError):
+    """A running mount could not be asked."""
+
+
+class NotRunning(ControlError):
+    """The pool is not mounted by any process here."""
+
+
+class DeadMount(ControlError):
+    """The mount's process is gone without having unmounted."""
+
+
+class ControlVersion(ControlError):
+    """The running mount speaks another version of the control protocol."""
+
+
+class ControlTimeout(ControlError):
+    """The running mount does not answer."""
+
+
+class DamageFound(KvfsError):
+    """A scrub found data that cannot be read."""
