@@ -20,7 +20,11 @@
     │   ├── NotRunning         the pool is not mounted
     │   ├── DeadMount          its process is gone without having unmounted
     │   ├── ControlVersion     the running mount speaks another version of the protocol
-    │   └── ControlTimeout     it does not answer
+    │   ├── ControlTimeout     it does not answer
+    │   └── RemoteError        it answered with an error of its own, whose class it names
+    ├── FramesError            the DRAM tier cannot serve
+    │   ├── NoFrames           every frame is pinned and none came free in time: a miss
+    │   └── FramesClosed       it was closed meanwhile
     └── DamageFound            a scrub found data that cannot be read
 
 Every message is one line: what is wrong, and what to do.
@@ -111,6 +115,29 @@ class ControlVersion(ControlError):
 
 class ControlTimeout(ControlError):
     """The running mount does not answer."""
+
+
+class RemoteError(ControlError):
+    """The running mount answered with an error.
+
+    :ivar kind: the name of the error's class over there
+    """
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class FramesError(KvfsError):
+    """The DRAM tier cannot serve."""
+
+
+class NoFrames(FramesError):
+    """Every frame is pinned, and none came free within the time allowed."""
+
+
+class FramesClosed(FramesError):
+    """The DRAM tier is closed."""
 
 
 class DamageFound(KvfsError):
