@@ -1,0 +1,118 @@
+# What demo, test, check and bench need: system packages, and a private virtual environment in .venv.
+# Sourced, from the project's root. Asks nothing; costs a few milliseconds when nothing changed.
+#
+# Exit code 3: the system lacks something and it may not be installed from here; stderr names the packages.
+
+readonly exit_lacking=3
+readonly venv=.venv
+PATH=$PATH:/usr/sbin:/sbin # losetup and blkid are there, and a user's PATH often is not
+
+say() { printf '%s: %s\n' "${0##*/}" "$*" >&2; }
+
+# environment_prepare run|dev: make .venv current, with the tools for development or without, and put it on PATH.
+environment_prepare() {
+    local kind=$1 stamp
+    stamp=$(sha256sum <pyproject.toml)
+    need_to_run
+    if [[ ! -x $venv/bin/python || $(cat "$venv/kvfs-$kind.stamp" 2>/dev/null) != "$stamp" ]]; then
+        ( # one at a time: two scripts started together would install over each other
+            flock 9
+            [[ -x $venv/bin/python && $(cat "$venv/kvfs-$kind.stamp" 2>/dev/null) == "$stamp" ]] && exit
+            environment_build "$kind" "$stamp"
+        ) 9>.venv.lock || return
+    fi
+    PATH=$PWD/$venv/bin:$PATH
+}
+
+environment_build() {
+    local kind=$1 stamp=$2 target=. python
+    [[ $kind == dev ]] && target='.[dev]'
+    need_to_build
+    python=$(find_python)
+    if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then # absent, half made, or its Python was upgraded away
+        say "making a virtual environment in $venv"
+        rm -rf "$venv"
+        "$python" -m venv "$venv" || return
+    fi
+    rm -f "$venv"/kvfs-*.stamp
+    say "installing kvfs and what it needs into $venv"
+    "$venv/bin/python" -m pip install --quiet --no-input --disable-pip-version-check -e "$target" \
+        </dev/null >&2 || return
+    echo "$stamp" >"$venv/kvfs-run.stamp"
+    if [[ $kind == dev ]]; then echo "$stamp" >"$venv/kvfs-dev.stamp"; fi
+}
+
+# What is asked for is what is used, not package names: a Python from elsewhere with its headers is as good.
+need_to_run() {
+    local -a packages=()
+    have fusermount3 || packages+=(fuse3)
+    have blkid || packages+=(util-linux)
+    have losetup || packages+=(mount)
+    install_packages "${packages[@]}"
+}
+
+need_to_build() {
+    local -a packages=()
+    local python
+    have gcc && printf '#include <stdlib.h>\n' | gcc -E - >/dev/null 2>&1 || packages+=(gcc libc6-dev)
+    have pkg-config || packages+=(pkg-config)
+    have pkg-config && pkg-config --exists fuse3 || packages+=(libfuse3-dev)
+    if ! python=$(find_python); then
+        packages+=(python3 python3-venv python3-dev)
+    else
+        "$python" -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3-venv)
+        "$python" -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null \
+            || packages+=(python3-dev)
+    fi
+    install_packages "${packages[@]}"
+    if ! find_python >/dev/null; then
+        say "needs Python 3.11 or newer; this system's python3 is older: $(python3 --version 2>&1)"
+        exit $exit_lacking
+    fi
+}
+
+have() { command -v "$1" >/dev/null; }
+
+find_python() {
+    local candidate
+    for candidate in python3 python3.13 python3.12 python3.11; do
+        if have $candidate && $candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            echo $candidate
+            return
+        fi
+    done
+    return 1
+}
+
+install_packages() {
+    local -a as_root=()
+    (($#)) || return 0
+    if ! have apt-get; then
+        lacking "$*" "this system has no apt-get: install what corresponds to these Debian packages"
+    fi
+    if ((EUID != 0)); then
+        if ! { have sudo && sudo -n true 2>/dev/null; }; then
+            lacking "$*" "install them as root: apt-get install $*"
+        fi
+        as_root=(sudo -n)
+    fi
+    say "installing system packages: $*"
+    apt update -q && apt install -y --no-install-recommends "$@" \
+        || lacking "$*" "apt-get could not install them"
+}
+
+# apt-get that never asks and is silent unless it fails; another apt-get at work is waited for.
+apt() {
+    local output
+    output=$("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+        apt-get -o DPkg::Lock::Timeout=300 "$@" </dev/null 2>&1) || {
+        printf '%s\n' "$output" >&2
+        return 1
+    }
+}
+
+lacking() {
+    say "lacks system packages: $1"
+    say "$2"
+    exit $exit_lacking
+}

@@ -1,0 +1,80 @@
+"""What this machine can do, found out by doing it: each probe answers why not, or None."""
+
+from __future__ import annotations
+
+import array
+import functools
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping
+
+PROBE_SECONDS = 20
+
+
+@functools.cache
+def lacks_fuse() -> str | None:
+    """Mounts an empty FUSE file system that nobody serves, and takes it away again."""
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        return "/dev/fuse is absent or not ours to open"
+    if not shutil.which("fusermount3"):
+        return "fusermount3 is not installed"
+    ours, its = socket.socketpair()
+    with ours, its, tempfile.TemporaryDirectory(prefix="kvfs-probe-") as folder:
+        mount = _run("fusermount3", "-o", "nosuid,nodev", "--", folder, pass_fd=its.fileno())
+        if mount.returncode:
+            return f"fusermount3 cannot mount: {mount.stderr.strip()}"
+        try:
+            _, ancillary, _, _ = ours.recvmsg(1, socket.CMSG_SPACE(4))
+            for _, _, data in ancillary:
+                for descriptor in array.array("i", data):
+                    os.close(descriptor)
+        finally:
+            _run("fusermount3", "-u", "-z", "--", folder)
+    return None
+
+
+@functools.cache
+def lacks_loop() -> str | None:
+    """Attaches a small file to a loop device and detaches it."""
+    if not shutil.which("losetup", path=os.environ["PATH"] + ":/usr/sbin:/sbin"):
+        return "losetup is not installed"
+    with tempfile.NamedTemporaryFile(prefix="kvfs-probe-") as file:
+        file.truncate(1 << 20)
+        attach = _run("losetup", "--find", "--show", file.name)
+        if attach.returncode:
+            return f"losetup cannot attach: {attach.stderr.strip()}"
+        device = attach.stdout.strip()
+        usable = os.access(device, os.R_OK | os.W_OK)
+        _run("losetup", "--detach", device)
+    return None if usable else f"{device} is not ours to open"
+
+
+@functools.cache
+def lacks_lab() -> str | None:
+    return None if os.environ.get("KVFS_LAB") == "1" else "not inside the lab (KVFS_LAB=1)"
+
+
+CAPABILITIES: Mapping[str, Callable[[], str | None]] = {
+    "fuse": lacks_fuse,
+    "loop": lacks_loop,
+    "lab": lacks_lab,
+}
+"""Marker → probe."""
+
+
+def _run(*command: str, pass_fd: int | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
+    if pass_fd is not None:
+        environment["_FUSE_COMMFD"] = str(pass_fd)
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=PROBE_SECONDS,
+        check=False,
+        env=environment,
+        pass_fds=() if pass_fd is None else (pass_fd,),
+    )
