@@ -1,0 +1,96 @@
+"""Every byte on media: how records become pages, and where the pages are. Pure.
+
+Each format is described beside the code that owns it: `page` (the frame around all of them), `superblock`,
+`header` (of a region), `descriptor`, `extents`, and `geometry` (all offsets). docs/media-format.md has it in one
+place.
+"""
+
+from blockdev.layout.descriptor import (
+    DESCRIPTOR_MAGIC,
+    DESCRIPTOR_VERSION,
+    INLINE_MAX,
+    check_name,
+    decode_descriptor,
+    descriptor_room,
+    encode_descriptor,
+    max_extents,
+    max_inline,
+    pack_descriptor,
+    pick_descriptor,
+    unpack_descriptor,
+)
+from blockdev.layout.extents import (
+    EXTENT_SIZE,
+    EXTENTS_PER_INDEX,
+    INDEX_CLASS,
+    SLOT_REF_SIZE,
+    pack_extents,
+    unpack_extents,
+)
+from blockdev.layout.geometry import (
+    DEFAULT_DATA_OFFSET,
+    PAIR,
+    DeviceGeometry,
+    RegionGeometry,
+    default_region_size,
+)
+from blockdev.layout.header import (
+    REGION_HEADER_MAGIC,
+    REGION_HEADER_VERSION,
+    decode_region_header,
+    encode_region_header,
+    pick_region_header,
+)
+from blockdev.layout.page import Buffer
+from blockdev.layout.superblock import (
+    DEVICES_MAX,
+    DOMAIN_MAX,
+    POOL_NAME_MAX,
+    SUPERBLOCK_MAGIC,
+    SUPERBLOCK_OFFSETS,
+    SUPERBLOCK_VERSION,
+    decode_superblock,
+    encode_superblock,
+    pick_superblock,
+)
+
+__all__ = [
+    "DEFAULT_DATA_OFFSET",
+    "DESCRIPTOR_MAGIC",
+    "DESCRIPTOR_VERSION",
+    "DEVICES_MAX",
+    "DOMAIN_MAX",
+    "EXTENTS_PER_INDEX",
+    "EXTENT_SIZE",
+    "INDEX_CLASS",
+    "INLINE_MAX",
+    "PAIR",
+    "POOL_NAME_MAX",
+    "REGION_HEADER_MAGIC",
+    "REGION_HEADER_VERSION",
+    "SLOT_REF_SIZE",
+    "SUPERBLOCK_MAGIC",
+    "SUPERBLOCK_OFFSETS",
+    "SUPERBLOCK_VERSION",
+    "Buffer",
+    "DeviceGeometry",
+    "RegionGeometry",
+    "check_name",
+    "decode_descriptor",
+    "decode_region_header",
+    "decode_superblock",
+    "default_region_size",
+    "descriptor_room",
+    "encode_descriptor",
+    "encode_region_header",
+    "encode_superblock",
+    "max_extents",
+    "max_inline",
+    "pack_descriptor",
+    "pack_extents",
+    "pick_descriptor",
+    "pick_region_header",
+    "pick_superblock",
+    "unpack_descriptor",
+    "unpack_extents",
+]
