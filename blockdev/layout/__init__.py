@@ -20,7 +20,7 @@ from blockdev.layout.descriptor import (
     unpack_descriptor,
 )
 from blockdev.layout.extents import (
-    EXTENT_SIZE,
+    EXTENT_ENTRY_SIZE,
     EXTENTS_PER_INDEX,
     INDEX_CLASS,
     SLOT_REF_SIZE,
@@ -52,6 +52,7 @@ from blockdev.layout.superblock import (
     decode_superblock,
     encode_superblock,
     pick_superblock,
+    superblock_offset,
 )
 
 __all__ = [
@@ -61,7 +62,7 @@ __all__ = [
     "DEVICES_MAX",
     "DOMAIN_MAX",
     "EXTENTS_PER_INDEX",
-    "EXTENT_SIZE",
+    "EXTENT_ENTRY_SIZE",
     "INDEX_CLASS",
     "INLINE_MAX",
     "PAIR",
@@ -91,6 +92,7 @@ __all__ = [
     "pick_descriptor",
     "pick_region_header",
     "pick_superblock",
+    "superblock_offset",
     "unpack_descriptor",
     "unpack_extents",
 ]

@@ -53,7 +53,7 @@ from uuid import UUID
 
 from blockdev.errors import BadName, FormatError, RecordTooLarge
 from blockdev.layout.extents import (
-    EXTENT_SIZE,
+    EXTENT_ENTRY_SIZE,
     SLOT_REF_SIZE,
     pack_extents,
     pack_slot_refs,
@@ -119,7 +119,7 @@ def max_inline(name: bytes, xattrs: Attributes = (), supersedes: Sequence[SlotRe
 
 def max_extents(name: bytes, xattrs: Attributes = (), supersedes: Sequence[SlotRef] = ()) -> int:
     """Most extents (or index slots) that the head can list; negative if the record does not fit at all."""
-    return min(HEAD_EXTENTS_MAX, descriptor_room(name, xattrs, supersedes) // EXTENT_SIZE)
+    return min(HEAD_EXTENTS_MAX, descriptor_room(name, xattrs, supersedes) // EXTENT_ENTRY_SIZE)
 
 
 def pack_descriptor(record: Descriptor) -> bytes:
@@ -130,39 +130,8 @@ def pack_descriptor(record: Descriptor) -> bytes:
     """
     _check_names(record)
     _check_ids(record)
-    flags = (_INDEXED if record.indexed else 0) | (_HAS_HEAD if record.head is not None else 0)
     try:
-        fixed = _FIXED.pack(
-            record.kind,
-            flags,
-            record.codec,
-            len(record.name),
-            len(record.extents),
-            len(record.supersedes),
-            len(record.xattrs),
-            0,
-            record.address.device,
-            len(record.inline),
-            record.address.region,
-            record.address.slot,
-            record.epoch,
-            record.generation,
-            record.sequence,
-            record.stamp,
-            record.object_id,
-            record.directory,
-            record.predecessor,
-            record.mode,
-            record.uid,
-            record.gid,
-            record.index,
-            record.mtime_ns,
-            record.ctime_ns,
-            record.btime_ns,
-            record.size,
-            record.stored_size,
-        )
-        parts = [fixed]
+        parts = [_pack_fixed(record)]
         if record.head is not None:
             parts.append(pack_slot_refs((record.head,)))
         parts += (record.name, pack_slot_refs(record.supersedes), pack_extents(record.extents))
@@ -175,6 +144,39 @@ def pack_descriptor(record: Descriptor) -> bytes:
     if len(body) > BODY_MAX or len(record.extents) > HEAD_EXTENTS_MAX:
         raise RecordTooLarge(f"a record of {len(body)} bytes and {len(record.extents)} extents")
     return body
+
+
+def _pack_fixed(record: Descriptor) -> bytes:
+    return _FIXED.pack(
+        record.kind,
+        (_INDEXED if record.indexed else 0) | (_HAS_HEAD if record.head is not None else 0),
+        record.codec,
+        len(record.name),
+        len(record.extents),
+        len(record.supersedes),
+        len(record.xattrs),
+        0,
+        record.address.device,
+        len(record.inline),
+        record.address.region,
+        record.address.slot,
+        record.epoch,
+        record.generation,
+        record.sequence,
+        record.stamp,
+        record.object_id,
+        record.directory,
+        record.predecessor,
+        record.mode,
+        record.uid,
+        record.gid,
+        record.index,
+        record.mtime_ns,
+        record.ctime_ns,
+        record.btime_ns,
+        record.size,
+        record.stored_size,
+    )
 
 
 def unpack_descriptor(data: Buffer) -> Descriptor:
@@ -201,7 +203,7 @@ def _unpack(body: bytes) -> Descriptor:
     head_end = _FIXED.size + (SLOT_REF_SIZE if flags & _HAS_HEAD else 0)
     name_end = head_end + name_length
     superseded_end = name_end + superseded_count * SLOT_REF_SIZE
-    extents_end = superseded_end + extent_count * EXTENT_SIZE
+    extents_end = superseded_end + extent_count * EXTENT_ENTRY_SIZE
     xattrs, xattrs_end = _unpack_xattrs(body, extents_end, attribute_count)
     if xattrs_end + inline_length != len(body):
         raise FormatError("a descriptor whose lengths do not add up")

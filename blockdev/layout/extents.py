@@ -26,10 +26,10 @@ _SLOT = struct.Struct("<H2xIIQ")
 _EXTENT = struct.Struct("<H2xIIQQ")
 
 SLOT_REF_SIZE = _SLOT.size
-EXTENT_SIZE = _EXTENT.size
+EXTENT_ENTRY_SIZE = _EXTENT.size
 INDEX_CLASS = SlotClass.KIB64
 """The class whose slots hold lists of extents."""
-EXTENTS_PER_INDEX = INDEX_CLASS.payload_size // EXTENT_SIZE
+EXTENTS_PER_INDEX = INDEX_CLASS.payload_size // EXTENT_ENTRY_SIZE
 """Extents that one index slot lists."""
 
 
@@ -43,7 +43,7 @@ def unpack_extents(payload: Buffer) -> tuple[ExtentRef, ...]:
     """
     :raises FormatError: not a whole number of extents
     """
-    if len(payload) % EXTENT_SIZE:
+    if len(payload) % EXTENT_ENTRY_SIZE:
         raise FormatError(f"{len(payload)} bytes are not a list of extents")
     return tuple(map(ExtentRef._make, _EXTENT.iter_unpack(payload)))
 

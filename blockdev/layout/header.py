@@ -25,7 +25,6 @@ from blockdev.types import (
     DeviceNo,
     Epoch,
     RegionHeader,
-    RegionId,
     RegionNo,
     RegionState,
     SlotClass,
@@ -83,7 +82,7 @@ def decode_region_header(pool: UUID, page: Buffer) -> RegionHeader | None:
     )
 
 
-def pick_region_header(pool: UUID, pair: Buffer, region: RegionId) -> RegionHeader | None:
+def pick_region_header(pool: UUID, pair: Buffer, device: DeviceNo, region: RegionNo) -> RegionHeader | None:
     """The header that counts of a region's first two pages (8192 bytes): the valid one of this region with
     the highest sequence. None: the region has never been formatted for this pool, or both are damaged.
 
@@ -95,7 +94,7 @@ def pick_region_header(pool: UUID, pair: Buffer, region: RegionId) -> RegionHead
     best: RegionHeader | None = None
     for page in (0, 1):
         found = decode_region_header(pool, view[page * PAGE : (page + 1) * PAGE])
-        if found is None or found.sequence % 2 != page or (found.device_no, found.region) != region:
+        if found is None or found.sequence % 2 != page or (found.device_no, found.region) != (device, region):
             continue
         if best is None or found.sequence > best.sequence:
             best = found

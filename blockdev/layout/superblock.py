@@ -54,8 +54,13 @@ _FIXED = struct.Struct("<16sHHBBBBQQQ")
 _ENTRY = struct.Struct("<16sQ")
 
 
+def superblock_offset(sequence: int) -> ByteOffset:
+    """Where on the device the page with this sequence goes, bytes."""
+    return SUPERBLOCK_OFFSETS[sequence % 2]
+
+
 def encode_superblock(superblock: Superblock) -> bytes:
-    """One page, to be written at `SUPERBLOCK_OFFSETS[superblock.sequence % 2]`.
+    """One page, to be written at `superblock_offset(superblock.sequence)`.
 
     :raises RecordTooLarge: domain, name or table are longer than the format allows
     :raises BadSuperblock: the record contradicts itself
