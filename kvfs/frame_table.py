@@ -1,0 +1,176 @@
+"""Where every frame of the DRAM tier is. Pure: no waiting and no I/O.
+
+A frame is always in exactly one of these places:
+
+    free     holds nothing; handed out next
+    idle     holds a verified extent that nobody has pinned; found by look-ups, evicted coldest first
+    pinned   somebody relies on its bytes: a reader, a writer's private frame, or a load that is filling it
+    zombie   nobody has pinned it, but an I/O that was given up may still touch it: not reused until that I/O
+             has returned
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from blockdev.types import ObjectId
+
+
+class FrameKey(NamedTuple):
+    """Names an extent of an object."""
+
+    object_id: ObjectId
+    extent: int
+
+
+class Frame:
+    """One frame of the arena; valid for as long as its holder keeps it pinned.
+
+    :ivar view: its memory, all of it, page-aligned. What lies beyond `length`, and everything in a newly
+        allocated frame, is left over from earlier use.
+    :ivar length: used bytes
+    :ivar pins: how many holders rely on it
+    :ivar pending: how many I/Os that were given up may still touch it
+    :ivar key: the extent as which it is found; None while it is private or free
+    :ivar unread: nobody has looked it up since it got its key
+    :ivar ahead: it was read before anybody asked
+    """
+
+    __slots__ = ("ahead", "key", "length", "pending", "pins", "unread", "view")
+
+    def __init__(self, view: memoryview) -> None:
+        self.view = view
+        self.length = 0
+        self.pins = 0
+        self.pending = 0
+        self.key: FrameKey | None = None
+        self.unread = False
+        self.ahead = False
+
+
+class FrameTable:
+    """All frames, by place and by extent.
+
+    :ivar evicted: extents given up for another use of their frame
+    :ivar evicted_unread: of those, the ones that nobody had looked up
+    """
+
+    def __init__(self, views: Sequence[memoryview]) -> None:
+        self.frames = tuple(Frame(view) for view in views)
+        # A stack: what was used last is most likely still in the processor's caches.
+        self._free = list(reversed(self.frames))
+        self._idle: OrderedDict[Frame, None] = OrderedDict()
+        self._objects: dict[ObjectId, dict[int, Frame]] = {}
+        self.zombies = 0
+        self.evicted = 0
+        self.evicted_unread = 0
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def idle(self) -> int:
+        return len(self._idle)
+
+    @property
+    def pinned(self) -> int:
+        return len(self.frames) - len(self._free) - len(self._idle) - self.zombies
+
+    def find(self, object_id: ObjectId, extent: int) -> Frame | None:
+        """The extent's frame, as it is."""
+        extents = self._objects.get(object_id)
+        return None if extents is None else extents.get(extent)
+
+    def pin(self, frame: Frame) -> None:
+        """Add a pin to a frame that was found or is pinned."""
+        if frame.pins == 0:
+            if frame.pending:
+                self.zombies -= 1
+            else:
+                del self._idle[frame]
+        frame.pins += 1
+
+    def unpin(self, frame: Frame) -> None:
+        """Give back one pin.
+
+        :raises ValueError: there is none
+        """
+        if frame.pins < 1:
+            raise ValueError("the frame is not pinned")
+        frame.pins -= 1
+        if frame.pins == 0:
+            if frame.pending:
+                self.zombies += 1
+            else:
+                self._settle(frame)
+
+    def take(self) -> Frame | None:
+        """A private frame with one pin, evicting the coldest idle extent if need be; None if all are in use."""
+        if self._free:
+            frame = self._free.pop()
+        elif self._idle:
+            frame, _ = self._idle.popitem(last=False)
+            self.evicted += 1
+            self.evicted_unread += frame.unread
+            self._unname(frame)
+        else:
+            return None
+        frame.length = 0
+        frame.pins = 1
+        return frame
+
+    def admit(self, frame: Frame, key: FrameKey) -> Frame:
+        """Let a private, pinned frame be found as `key`; return the one that is found there, which is another one
+        if the extent was here already.
+        """
+        resident = self._objects.setdefault(key.object_id, {}).setdefault(key.extent, frame)
+        if resident is frame:
+            frame.key = key
+            frame.unread = True
+            frame.ahead = False
+        return resident
+
+    def forget(self, object_id: ObjectId) -> None:
+        """Let nobody find an object's extents any more; pinned frames become private to their holders."""
+        for frame in self._objects.pop(object_id, {}).values():
+            frame.key = None
+            if frame in self._idle:
+                del self._idle[frame]
+                self._settle(frame)
+
+    def io_began(self, frame: Frame) -> None:
+        """An I/O on a pinned frame was given up and has not returned.
+
+        :raises ValueError: the frame is not pinned, so it may be somebody else's already
+        """
+        if frame.pins < 1:
+            raise ValueError("the frame is not pinned")
+        frame.pending += 1
+
+    def io_returned(self, frame: Frame) -> None:
+        """The end of what `io_began` began."""
+        frame.pending -= 1
+        if frame.pending == 0 and frame.pins == 0:
+            self.zombies -= 1
+            self._settle(frame)
+
+    def _settle(self, frame: Frame) -> None:
+        """Put a frame that nobody holds and nothing touches where it belongs."""
+        if frame.key is None:
+            self._free.append(frame)
+        else:
+            self._idle[frame] = None
+
+    def _unname(self, frame: Frame) -> None:
+        assert frame.key is not None
+        object_id, extent = frame.key
+        frame.key = None
+        extents = self._objects[object_id]
+        del extents[extent]
+        if not extents:
+            del self._objects[object_id]

@@ -1,0 +1,420 @@
+"""The DRAM tier: verified extents in aligned frames of one arena, shared by all readers.
+
+Everything here belongs to the trio thread and changes only between awaits, so each method is atomic up to its
+first await. Other threads may read the memory of frames that the trio thread keeps pinned for them, no more.
+
+Two rules keep it fair. A frame that comes free goes at once to whoever has waited longest, so while anybody
+waits there is neither a free nor an idle frame that a newcomer could take. And a load belongs to the nursery,
+not to the first task that asked for it, so cancelling one of several readers of an extent touches no other.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from blockdev.errors import BlockError, DeviceTimeout
+from kvfs.arena import Arena
+from kvfs.errors import FramesClosed, FramesError, NoFrames
+from kvfs.frame_table import Frame, FrameKey, FrameTable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable
+
+    from blockdev.errors import Pending
+    from blockdev.types import Descriptor, ObjectId
+
+__all__ = ["Arena", "ExtentSource", "Frame", "FrameCache", "FrameStatistics", "open_frames"]
+
+
+class ExtentSource(Protocol):
+    """Where extents come from; `blockdev.pool.Pool` is one."""
+
+    async def read_extent(self, descriptor: Descriptor, index: int, into: memoryview, /) -> int:
+        """Fill `into` with extent `index`, verified; return its length in bytes.
+
+        :raises BlockError:
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class FrameStatistics:
+    """The DRAM tier at one moment. `free + idle + pinned + zombies == frames`; from `hits` on, values only grow."""
+
+    frames: int
+    frame_size: int
+    """Bytes."""
+    free: int
+    idle: int
+    pinned: int
+    zombies: int
+    """Not pinned, but an I/O that was given up may still touch them."""
+    waiting: int
+    """Tasks that wait for a frame."""
+    loading: int
+    """Loads that have not ended."""
+    evicted: int
+    evicted_unread: int
+    """Evicted extents that nobody had looked up since they came."""
+    hits: int
+    misses: int
+    """Look-ups that began a load."""
+    coalesced: int
+    """Look-ups that joined a load."""
+    bytes_loaded: int
+    failed_loads: int
+    starved: int
+    """Requests that ended in NoFrames."""
+    read_ahead: int
+    """Loads begun before anybody asked."""
+    read_ahead_used: int
+    """Of those, looked up later."""
+    read_ahead_refused: int
+    """Not begun, for want of frames or because enough were under way."""
+
+
+@dataclass(slots=True)
+class _Counts:
+    hits: int = 0
+    misses: int = 0
+    coalesced: int = 0
+    bytes_loaded: int = 0
+    failed_loads: int = 0
+    starved: int = 0
+    read_ahead: int = 0
+    read_ahead_used: int = 0
+    read_ahead_refused: int = 0
+
+
+class _Load:
+    """One read of an extent into a frame, and those who wait for it."""
+
+    __slots__ = ("ahead", "done", "error", "forgotten", "frame", "key", "reading", "scope", "waiters")
+
+    def __init__(self, key: FrameKey, *, ahead: bool) -> None:
+        self.key = key
+        self.ahead = ahead
+        self.waiters = 0
+        self.reading = False
+        self.forgotten = False
+        self.done = trio.Event()
+        # Around the wait for a frame only: a read that has begun is finished, whoever is left to want it.
+        self.scope = trio.CancelScope()
+        self.frame: Frame | None = None
+        self.error: Exception | None = None
+
+
+class FrameCache:
+    """Look-up, loading, pinning and eviction of frames. Made by `open_frames`.
+
+    Every method that returns a Frame returns it pinned: the caller owes one `unpin`.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        source: ExtentSource,
+        nursery: trio.Nursery,
+        *,
+        patience: float = 5.0,
+        read_ahead_limit: int = 8,
+    ) -> None:
+        self.frame_size = arena.frame_size
+        self._table = FrameTable(arena.views)
+        self._source = source
+        self._nursery = nursery
+        self._patience = patience
+        self._ahead_limit = read_ahead_limit
+        self._ahead_spare = max(1, len(arena.views) // 8)
+        self._token = trio.lowlevel.current_trio_token()
+        self._loads: dict[FrameKey, _Load] = {}
+        # Who waits for a frame, in order of arrival; a frame is handed over by putting it into the task's list.
+        self._queue: OrderedDict[trio.lowlevel.Task, list[Frame]] = OrderedDict()
+        self._loading = 0
+        self._loading_ahead = 0
+        self._closed = False
+        self._counts = _Counts()
+
+    def peek(self, object_id: ObjectId, index: int) -> Frame | None:
+        """The extent if it is here, pinned; None if not. Loads nothing."""
+        frame = self._table.find(object_id, index)
+        if frame is None:
+            return None
+        self._table.pin(frame)
+        self._counts.hits += 1
+        if frame.unread:
+            frame.unread = False
+            self._counts.read_ahead_used += frame.ahead
+        return frame
+
+    async def get(self, descriptor: Descriptor, index: int) -> Frame:
+        """The extent, pinned and verified. No checkpoint if it is here.
+
+        :raises NoFrames: no frame came free in time
+        :raises FramesClosed:
+        :raises BlockError: whatever the source raises
+        """
+        frame = self.peek(descriptor.object_id, index)
+        if frame is not None:
+            return frame
+        self._check_open()
+        key = FrameKey(descriptor.object_id, index)
+        load = self._loads.get(key)
+        if load is None:
+            self._counts.misses += 1
+            load = self._begin(descriptor, key, None)
+        else:
+            self._counts.coalesced += 1
+        return await self._join(load)
+
+    def read_ahead(self, descriptor: Descriptor, indexes: Iterable[int]) -> int:
+        """Begin to load what is not here, as far as it takes no frame that somebody may need.
+
+        :returns: how many loads were begun; their failures are counted, not reported
+        """
+        begun = 0
+        for index in indexes:
+            key = FrameKey(descriptor.object_id, index)
+            if key in self._loads or self._table.find(*key) is not None:
+                continue
+            if self._closed or not self._may_read_ahead():
+                self._counts.read_ahead_refused += 1
+                continue
+            self._begin(descriptor, key, self._table.take())
+            self._counts.read_ahead += 1
+            begun += 1
+        return begun
+
+    def _may_read_ahead(self) -> bool:
+        table = self._table
+        return table.free + table.idle > self._ahead_spare and self._loading_ahead < self._ahead_limit
+
+    async def allocate(self) -> Frame:
+        """A private frame, pinned, its bytes undefined. Evicts the coldest idle extent if need be, and waits in
+        order of arrival while everything is pinned. No checkpoint if there is a frame at once.
+
+        :raises NoFrames: none came free in time
+        :raises FramesClosed:
+        """
+        self._check_open()
+        frame = self._table.take()
+        if frame is not None:
+            return frame
+        try:
+            with trio.fail_after(self._patience):
+                return await self._wait_for_frame()
+        except trio.TooSlowError:
+            self._counts.starved += 1
+            count = len(self._table.frames)
+            message = f"all {count} frames are in use; none came free within {self._patience:g} s"
+            raise NoFrames(message) from None
+
+    def adopt(self, frame: Frame, object_id: ObjectId, index: int, length: int) -> None:
+        """Let others find the holder's private frame as extent `index` of an object, `length` bytes of it.
+
+        The holder keeps its pin and may not change the bytes any more. Where the extent is here already, that
+        one stays and the frame remains private.
+
+        :raises ValueError: the frame is not private or not pinned
+        """
+        if frame.pins < 1 or frame.key is not None:
+            raise ValueError("not a private, pinned frame")
+        frame.length = length
+        self._table.admit(frame, FrameKey(object_id, index))
+
+    def unpin(self, frame: Frame) -> None:
+        """Give back one pin. Without the last one the frame may be reused, unless an I/O still touches it.
+
+        :raises ValueError: the frame is not pinned
+        """
+        self._table.unpin(frame)
+        self._serve()
+
+    def hold_until(self, frame: Frame, pending: Pending) -> None:
+        """Keep a pinned frame from reuse, beyond its last pin, until an I/O that was given up has returned.
+
+        For writes that timed out; the loads of this class do it themselves.
+
+        :raises ValueError: the frame is not pinned
+        """
+        self._table.io_began(frame)
+
+        def returned() -> None:
+            # Runs in any thread, perhaps at once, perhaps after trio's end, when nobody reuses frames any more.
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._io_returned, frame)
+
+        pending.add_done_callback(returned)
+
+    def forget(self, object_id: ObjectId) -> None:
+        """Let nobody find an object's extents any more. Holders of pinned frames keep them, as does whoever waits
+        for a load that is under way.
+        """
+        self._table.forget(object_id)
+        for load in [load for key, load in self._loads.items() if key.object_id == object_id]:
+            load.forgotten = True
+            self._drop(load)
+
+    def close(self) -> None:
+        """Refuse further requests and end all waiting for frames. Frames stay valid for their holders."""
+        self._closed = True
+        while self._queue:
+            task, _ = self._queue.popitem(last=False)
+            trio.lowlevel.reschedule(task)
+
+    def statistics(self) -> FrameStatistics:
+        """A frozen snapshot."""
+        table = self._table
+        return FrameStatistics(
+            frames=len(table.frames),
+            frame_size=self.frame_size,
+            free=table.free,
+            idle=table.idle,
+            pinned=table.pinned,
+            zombies=table.zombies,
+            waiting=len(self._queue),
+            loading=self._loading,
+            evicted=table.evicted,
+            evicted_unread=table.evicted_unread,
+            **asdict(self._counts),
+        )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise FramesClosed("the DRAM tier is closed")
+
+    def _io_returned(self, frame: Frame) -> None:
+        self._table.io_returned(frame)
+        self._serve()
+
+    def _serve(self) -> None:
+        """Hand a frame that has come free to whoever has waited longest."""
+        if self._queue:
+            frame = self._table.take()
+            if frame is not None:
+                task, handed = self._queue.popitem(last=False)
+                handed.append(frame)
+                trio.lowlevel.reschedule(task)
+
+    async def _wait_for_frame(self) -> Frame:
+        task = trio.lowlevel.current_task()
+        handed: list[Frame] = []
+        self._queue[task] = handed
+
+        def abort(_: Callable[[], None]) -> trio.lowlevel.Abort:
+            del self._queue[task]
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        # A frame that was handed over arrives even if the task is cancelled in the same moment, and from here to
+        # the caller of `allocate` there is no checkpoint at which it could be lost.
+        await trio.lowlevel.wait_task_rescheduled(abort)
+        if not handed:
+            raise FramesClosed("the DRAM tier was closed")
+        return handed[0]
+
+    def _begin(self, descriptor: Descriptor, key: FrameKey, frame: Frame | None) -> _Load:
+        """Start a load; one that is given its frame was not asked for."""
+        load = self._loads[key] = _Load(key, ahead=frame is not None)
+        self._loading += 1
+        self._loading_ahead += load.ahead
+        self._nursery.start_soon(self._run, load, descriptor, frame)
+        return load
+
+    async def _join(self, load: _Load) -> Frame:
+        load.waiters += 1
+        try:
+            await load.done.wait()
+        except BaseException:
+            self._leave(load)
+            raise
+        if load.frame is None:
+            assert load.error is not None
+            raise load.error
+        return load.frame
+
+    def _leave(self, load: _Load) -> None:
+        """A reader was cancelled, perhaps after the load had ended and pinned the frame for it."""
+        if load.frame is not None:
+            self.unpin(load.frame)
+            return
+        load.waiters -= 1
+        if load.waiters == 0 and not load.reading:
+            # It waits for a frame that nobody wants. Who asks from now on begins a load of their own: joining
+            # this one would hand them its cancellation.
+            load.scope.cancel()
+            self._drop(load)
+
+    async def _run(self, load: _Load, descriptor: Descriptor, frame: Frame | None) -> None:
+        try:
+            if frame is None:
+                with load.scope:
+                    frame = await self.allocate()
+            if frame is not None:
+                await self._fill(load, descriptor, frame)
+        except (BlockError, FramesError) as error:
+            self._counts.failed_loads += 1
+            load.error = error
+        finally:
+            self._finish(load)
+
+    async def _fill(self, load: _Load, descriptor: Descriptor, frame: Frame) -> None:
+        load.reading = True
+        try:
+            length = await self._source.read_extent(descriptor, load.key.extent, frame.view)
+        except BaseException as error:
+            if isinstance(error, DeviceTimeout) and error.pending is not None:
+                self.hold_until(frame, error.pending)
+            self.unpin(frame)
+            raise
+        frame.length = length
+        self._counts.bytes_loaded += length
+        self._deliver(load, frame)
+
+    def _deliver(self, load: _Load, frame: Frame) -> None:
+        """Pin the extent once for each reader that waits, before any of them runs, and give up the load's pin."""
+        found = frame if load.forgotten else self._table.admit(frame, load.key)
+        if load.waiters:
+            load.frame = found
+            found.unread = False
+            self._counts.read_ahead_used += load.ahead
+        elif found is frame:
+            frame.ahead = load.ahead
+        for _ in range(load.waiters):
+            self._table.pin(found)
+        self.unpin(frame)
+
+    def _finish(self, load: _Load) -> None:
+        self._loading -= 1
+        self._loading_ahead -= load.ahead
+        self._drop(load)
+        if load.frame is None and load.error is None:
+            load.error = FramesClosed("the DRAM tier was closed")
+        load.done.set()
+
+    def _drop(self, load: _Load) -> None:
+        """Let nobody join a load any more."""
+        if self._loads.get(load.key) is load:
+            del self._loads[load.key]
+
+
+@asynccontextmanager
+async def open_frames(
+    arena: Arena, source: ExtentSource, *, patience: float = 5.0, read_ahead_limit: int = 8
+) -> AsyncIterator[FrameCache]:
+    """The DRAM tier for the length of the block. Leaving it waits for reads that have begun, which the devices'
+    deadlines bound.
+
+    :param patience: how long a request waits for a frame, in seconds
+    :param read_ahead_limit: most loads under way that nobody has asked for
+    """
+    async with trio.open_nursery() as nursery:
+        cache = FrameCache(arena, source, nursery, patience=patience, read_ahead_limit=read_ahead_limit)
+        try:
+            yield cache
+        finally:
+            cache.close()
+            nursery.cancel_scope.cancel()
