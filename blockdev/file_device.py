@@ -1,0 +1,303 @@
+"""Files and kernel block devices as Devices: O_DIRECT, in threads, every operation with a deadline.
+
+An operation goes through three hands. The caller's task waits for a place in the device's queue (cancellable: nothing
+has begun), then for the thread (not cancellable, only the deadline gives up). The thread does the system call. When
+the caller has given up, what it started is a *zombie*: it keeps its place in the queue, its buffer and the
+file descriptor until the kernel returns. Too many zombies and the device is lost: waiting longer for
+each further operation would only stall the callers, and a miss is better than a stall.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from blockdev.device import check_span, check_transfer
+from blockdev.errors import DeviceClosed, DeviceError, DeviceLost, DeviceTimeout
+from blockdev.raw_file import RawFile, create_allocated, open_raw
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+IO_TIMEOUT: Final = 5.0
+"""Seconds."""
+QUEUE_DEPTH: Final = 32
+"""Operations in the kernel at once, per device."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileDeviceStatistics:
+    """:ivar running: operations in the kernel, zombies included
+    :ivar waiting: operations that wait for a place in the queue
+    :ivar zombies: operations given up that the kernel has not returned
+    """
+
+    running: int
+    waiting: int
+    zombies: int
+    lost: bool
+
+
+class _Transfer:
+    """One operation in a thread, from its start until the kernel has returned; see `errors.Pending`."""
+
+    def __init__(self, work: Callable[[], None], on_end: Callable[[], None]) -> None:
+        self._work = work
+        self._on_end = on_end
+        self._lock = threading.Lock()
+        self._done = False
+        self._callbacks: list[Callable[[], None]] = []
+        self.error: OSError | None = None
+
+    @property
+    def done(self) -> bool:
+        return self._done
+
+    def add_done_callback(self, callback: Callable[[], None]) -> None:
+        with self._lock:
+            if not self._done:
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def run(self) -> None:
+        """In the thread."""
+        try:
+            self._work()
+        except OSError as error:
+            self.error = error
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self._on_end()
+        with self._lock:
+            self._done = True
+        for callback in self._callbacks:
+            callback()
+
+
+class FileDevice:
+    """A file or kernel block device; made by `open_file_device`.
+
+    :param raw: owned from now on
+    :param io_timeout: seconds from the call to DeviceTimeout, waiting in the queue included
+    :param queue_depth: most operations in the kernel at once; with more zombies than half of it the device is lost
+    """
+
+    def __init__(
+        self,
+        name: str,
+        raw: RawFile,
+        *,
+        writable: bool = True,
+        io_timeout: float = IO_TIMEOUT,
+        queue_depth: int = QUEUE_DEPTH,
+    ) -> None:
+        self._name = name
+        self._raw = raw
+        self._writable = writable
+        self._io_timeout = io_timeout
+        self._limiter = trio.CapacityLimiter(queue_depth)
+        self._zombie_limit = queue_depth // 2
+        self._zombies: set[_Transfer] = set()
+        self._closed = False
+        self._lost = False
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def size(self) -> int:
+        return self._raw.size
+
+    @property
+    def block_size(self) -> int:
+        return self._raw.block_size
+
+    @property
+    def is_file(self) -> bool:
+        return self._raw.is_file
+
+    async def read_into(self, offset: int, buffer: memoryview) -> None:
+        check_transfer(self, offset, buffer, fill=True)
+        await self._operate(lambda: self._raw.read(offset, buffer))
+
+    async def write_from(self, offset: int, buffer: memoryview) -> None:
+        check_transfer(self, offset, buffer, fill=False)
+        self._check_writable()
+        await self._operate(lambda: self._raw.write(offset, buffer))
+
+    async def flush(self) -> None:
+        self._check_writable()
+        await self._operate(self._raw.flush)
+
+    async def discard(self, offset: int, length: int) -> None:
+        check_span(self, offset, length)
+        self._check_writable()
+        await self._operate(lambda: self._raw.discard(offset, length))
+
+    async def aclose(self) -> None:
+        if self._closed:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            return
+        self._closed = True
+        # The last close of a block device may wait for it: the same deadline as for any other call.
+        await _wait(_Transfer(self._raw.leave, lambda: None), trio.current_time() + self._io_timeout)
+
+    def statistics(self) -> FileDeviceStatistics:
+        queue = self._limiter.statistics()
+        return FileDeviceStatistics(
+            queue.borrowed_tokens, queue.tasks_waiting, len(self._zombies), self._lost
+        )
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise DeviceClosed(self.name, errno.EBADF, "the device is closed")
+        if self._lost:
+            raise DeviceLost(
+                self.name, errno.ENODEV, f"more than {self._zombie_limit} operations are stuck in it"
+            )
+
+    def _check_writable(self) -> None:
+        if not self._writable:
+            raise DeviceError(self.name, errno.EROFS, "opened for reading only")
+
+    async def _operate(self, work: Callable[[], None]) -> None:
+        self._check_usable()
+        deadline = trio.current_time() + self._io_timeout
+        transfer = _Transfer(work, self._raw.leave)
+        with trio.move_on_at(deadline) as queued:
+            await self._limiter.acquire_on_behalf_of(transfer)
+        if queued.cancelled_caught:
+            raise self._timeout(None)
+        try:
+            self._check_usable()
+        except DeviceError:
+            self._limiter.release_on_behalf_of(transfer)
+            raise
+        self._raw.enter()
+        await self._finish(transfer, deadline)
+
+    async def _finish(self, transfer: _Transfer, deadline: float) -> None:
+        try:
+            await _wait(transfer, deadline, self._settle)
+        finally:
+            # Not only at the deadline: a KeyboardInterrupt passes every shield.
+            if not transfer.done:
+                self._zombies.add(transfer)
+                self._lost = self._lost or len(self._zombies) > self._zombie_limit
+        if not transfer.done:
+            raise self._timeout(transfer)
+        if transfer.error is not None:
+            raise _translated(self.name, transfer.error) from transfer.error
+
+    def _settle(self, transfer: _Transfer) -> None:
+        """In the trio thread, when the kernel has returned."""
+        self._zombies.discard(transfer)
+        self._limiter.release_on_behalf_of(transfer)
+
+    def _timeout(self, pending: _Transfer | None) -> DeviceTimeout:
+        where = "in the kernel" if pending else "in the queue"
+        return DeviceTimeout(
+            self.name, errno.ETIMEDOUT, f"no answer in {self._io_timeout} s ({where})", pending
+        )
+
+
+async def _wait(
+    transfer: _Transfer, deadline: float, settle: Callable[[_Transfer], None] | None = None
+) -> None:
+    """Run a transfer in a thread and wait for it, at most until `deadline`, whatever is cancelled.
+
+    :param settle: called in the trio thread when it has ended, however late
+    """
+    ended = trio.Event()
+    token = trio.lowlevel.current_trio_token()
+
+    def arrive() -> None:
+        if settle is not None:
+            settle(transfer)
+        ended.set()
+
+    def deliver(_: object) -> None:
+        try:
+            token.run_sync_soon(arrive)
+        except trio.RunFinishedError:
+            return  # a zombie that outlived the program's event loop: nobody counts any more
+
+    trio.lowlevel.start_thread_soon(transfer.run, deliver)
+    with trio.CancelScope(deadline=deadline, shield=True):
+        await ended.wait()
+
+
+async def open_file_device(
+    path: str | os.PathLike[str],
+    *,
+    writable: bool = True,
+    io_timeout: float = IO_TIMEOUT,
+    queue_depth: int = QUEUE_DEPTH,
+) -> FileDevice:
+    """Open a file or kernel block device.
+
+    A file that has holes gets its blocks now, so that no later write can fail for want of space.
+
+    :param io_timeout: seconds
+    :raises DeviceError: it cannot be opened, is neither file nor block device, empty, in use by the kernel (mounted,
+        part of a volume), or cannot do O_DIRECT; ENOSPC where the holes of a file cannot be filled
+    :raises DeviceTimeout: opening it took longer than `io_timeout`
+    """
+    where = Path(path)
+    raw = await _open_in_time(where, writable=writable, io_timeout=io_timeout)
+    device = FileDevice(str(where), raw, writable=writable, io_timeout=io_timeout, queue_depth=queue_depth)
+    if writable and raw.has_holes():
+        try:
+            await _without_deadline(str(where), raw.allocate)
+        except BaseException:
+            await device.aclose()
+            raise
+    return device
+
+
+async def create_file(path: str | os.PathLike[str], size: int) -> None:
+    """Make a file of `size` bytes, all of them allocated; nothing is left of it after a failure.
+
+    :raises DeviceError: EEXIST, ENOSPC, and what else the file system says
+    """
+    where = Path(path)
+    await _without_deadline(str(where), lambda: create_allocated(where, size))
+
+
+async def _without_deadline(name: str, work: Callable[[], None]) -> None:
+    """For allocating, which takes long where the file system must write zeros to do it."""
+    try:
+        await trio.to_thread.run_sync(work)
+    except OSError as error:
+        raise _translated(name, error) from error
+
+
+async def _open_in_time(path: Path, *, writable: bool, io_timeout: float) -> RawFile:
+    opened: list[RawFile] = []
+    transfer = _Transfer(lambda: opened.append(open_raw(path, writable=writable)), lambda: None)
+    await _wait(transfer, trio.current_time() + io_timeout)
+    if not transfer.done:
+        transfer.add_done_callback(lambda: _leave_all(opened))
+        raise DeviceTimeout(str(path), errno.ETIMEDOUT, f"could not be opened in {io_timeout} s", transfer)
+    if transfer.error is not None:
+        raise _translated(str(path), transfer.error) from transfer.error
+    return opened[0]
+
+
+def _leave_all(files: list[RawFile]) -> None:
+    for raw in files:
+        raw.leave()
+
+
+def _translated(name: str, error: OSError) -> DeviceError:
+    return DeviceError(name, error.errno or errno.EIO, error.strerror or str(error))
