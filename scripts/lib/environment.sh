@@ -97,8 +97,8 @@ install_packages() {
         as_root=(sudo -n)
     fi
     say "installing system packages: $*"
-    apt update -q && apt install -y --no-install-recommends "$@" \
-        || lacking "$*" "apt-get could not install them"
+    if [[ -z ${apt_updated-} ]]; then apt update && apt_updated=yes; fi
+    apt install -y --no-install-recommends "$@" || lacking "$*" "apt-get could not install them"
 }
 
 # apt-get that never asks and is silent unless it fails; another apt-get at work is waited for.
