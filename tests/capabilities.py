@@ -10,8 +10,11 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 PROBE_SECONDS = 20
+ENGINES = Path(__file__).parent.parent / ".venv-engines"
+"""The virtual environment of real engines."""
 
 
 @functools.cache
@@ -53,6 +56,14 @@ def lacks_loop() -> str | None:
 
 
 @functools.cache
+def lacks_sglang() -> str | None:
+    """Imports nothing: the script that made the environment did, before it left the stamp."""
+    if not (ENGINES / "engines.stamp").is_file():
+        return f"{ENGINES.name} is absent or incomplete: scripts/lib/engines-venv makes it (2.3 GB)"
+    return None
+
+
+@functools.cache
 def lacks_lab() -> str | None:
     return None if os.environ.get("KVFS_LAB") == "1" else "not inside the lab (KVFS_LAB=1)"
 
@@ -61,6 +72,7 @@ CAPABILITIES: Mapping[str, Callable[[], str | None]] = {
     "fuse": lacks_fuse,
     "loop": lacks_loop,
     "lab": lacks_lab,
+    "sglang": lacks_sglang,
 }
 """Marker → probe."""
 
