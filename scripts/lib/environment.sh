@@ -12,23 +12,29 @@ say() { printf '%s: %s\n' "${0##*/}" "$*" >&2; }
 # environment_prepare run|dev: make .venv current, with the tools for development or without, and put it on PATH.
 environment_prepare() {
     local kind=$1 stamp
+    local -a packages=()
     stamp=$(sha256sum <pyproject.toml)
     need_to_run
-    if [[ ! -x $venv/bin/python || $(cat "$venv/kvfs-$kind.stamp" 2>/dev/null) != "$stamp" ]]; then
+    environment_is "$kind" "$stamp" || need_to_build
+    install_packages "${packages[@]}"
+    if ! environment_is "$kind" "$stamp"; then
         ( # one at a time: two scripts started together would install over each other
             flock 9
-            [[ -x $venv/bin/python && $(cat "$venv/kvfs-$kind.stamp" 2>/dev/null) == "$stamp" ]] && exit
-            environment_build "$kind" "$stamp"
+            environment_is "$kind" "$stamp" || environment_build "$kind" "$stamp"
         ) 9>.venv.lock || return
     fi
     PATH=$PWD/$venv/bin:$PATH
 }
 
+environment_is() { [[ -x $venv/bin/python && $(cat "$venv/kvfs-$1.stamp" 2>/dev/null) == "$2" ]]; }
+
 environment_build() {
     local kind=$1 stamp=$2 target=. python
     [[ $kind == dev ]] && target='.[dev]'
-    need_to_build
-    python=$(find_python)
+    if ! python=$(find_python); then
+        say "needs Python 3.11 or newer; this system has $(python3 --version 2>&1)"
+        exit $exit_lacking
+    fi
     if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then # absent, half made, or its Python was upgraded away
         say "making a virtual environment in $venv"
         rm -rf "$venv"
@@ -43,32 +49,25 @@ environment_build() {
 }
 
 # What is asked for is what is used, not package names: a Python from elsewhere with its headers is as good.
+# Both add to the caller's `packages`.
 need_to_run() {
-    local -a packages=()
     have fusermount3 || packages+=(fuse3)
     have blkid || packages+=(util-linux)
     have losetup || packages+=(mount)
-    install_packages "${packages[@]}"
 }
 
 need_to_build() {
-    local -a packages=()
     local python
-    have gcc && printf '#include <stdlib.h>\n' | gcc -E - >/dev/null 2>&1 || packages+=(gcc libc6-dev)
+    { have gcc && printf '#include <stdlib.h>\n' | gcc -E - >/dev/null 2>&1; } || packages+=(gcc libc6-dev)
     have pkg-config || packages+=(pkg-config)
-    have pkg-config && pkg-config --exists fuse3 || packages+=(libfuse3-dev)
+    { have pkg-config && pkg-config --exists fuse3; } || packages+=(libfuse3-dev)
     if ! python=$(find_python); then
         packages+=(python3 python3-venv python3-dev)
-    else
-        "$python" -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3-venv)
-        "$python" -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null \
-            || packages+=(python3-dev)
+        return
     fi
-    install_packages "${packages[@]}"
-    if ! find_python >/dev/null; then
-        say "needs Python 3.11 or newer; this system's python3 is older: $(python3 --version 2>&1)"
-        exit $exit_lacking
-    fi
+    "$python" -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3-venv)
+    "$python" -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null \
+        || packages+=(python3-dev)
 }
 
 have() { command -v "$1" >/dev/null; }
@@ -87,28 +86,23 @@ find_python() {
 install_packages() {
     local -a as_root=()
     (($#)) || return 0
-    if ! have apt-get; then
-        lacking "$*" "this system has no apt-get: install what corresponds to these Debian packages"
-    fi
+    have apt-get || lacking "$*" "there is no apt-get here: install what corresponds to these Debian packages"
     if ((EUID != 0)); then
-        if ! { have sudo && sudo -n true 2>/dev/null; }; then
-            lacking "$*" "install them as root: apt-get install $*"
-        fi
+        { have sudo && sudo -n true 2>/dev/null; } || lacking "$*" "install them as root: apt-get install $*"
         as_root=(sudo -n)
     fi
     say "installing system packages: $*"
-    if [[ -z ${apt_updated-} ]]; then apt update && apt_updated=yes; fi
-    apt install -y --no-install-recommends "$@" || lacking "$*" "apt-get could not install them"
+    { quiet_apt update && quiet_apt install -y --no-install-recommends "$@"; } \
+        || lacking "$*" "apt-get could not install them"
 }
 
 # apt-get that never asks and is silent unless it fails; another apt-get at work is waited for.
-apt() {
+quiet_apt() {
     local output
     output=$("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
-        apt-get -o DPkg::Lock::Timeout=300 "$@" </dev/null 2>&1) || {
-        printf '%s\n' "$output" >&2
-        return 1
-    }
+        apt-get -o DPkg::Lock::Timeout=300 "$@" </dev/null 2>&1) && return
+    printf '%s\n' "$output" >&2
+    return 1
 }
 
 lacking() {
