@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 # linux/fs.h; the numbers are the same on every architecture that has NVMe.
 _BLKSSZGET: Final = 0x1268
 _BLKDISCARD: Final = 0x1277
+_BLOCKS: Final = 512
+"""Bytes; the unit of st_blocks, whatever the file system's own is."""
 _NO_DISCARD: Final = frozenset({errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL})
 
 
@@ -48,10 +50,11 @@ class RawFile:
             os.close(self._fd)
 
     def has_holes(self) -> bool:
-        return self.is_file and os.fstat(self._fd).st_blocks * 512 < self.size
+        return self.is_file and os.fstat(self._fd).st_blocks * _BLOCKS < self.size
 
     def allocate(self) -> None:
         """Give every byte of the file its block; what is written stays."""
+        _check_room(self._fd, self.size - os.fstat(self._fd).st_blocks * _BLOCKS)
         os.posix_fallocate(self._fd, 0, self.size)
 
     def read(self, offset: int, buffer: memoryview) -> None:
@@ -144,16 +147,26 @@ def create_allocated(path: Path, size: int) -> None:
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
+        _check_room(fd, size)
         os.posix_fallocate(fd, 0, size)
         os.fsync(fd)
         _sync_folder(path.parent)
-    except OSError as error:
+    except OSError:
         path.unlink(missing_ok=True)
-        if error.errno == errno.ENOSPC:
-            raise OSError(errno.ENOSPC, f"no room for a file of {size} bytes") from error
         raise
     finally:
         os.close(fd)
+
+
+def _check_room(fd: int, wanted: int) -> None:
+    """Ask before allocating: file systems find out only when they have filled themselves up, to everyone's harm.
+
+    :raises OSError: ENOSPC
+    """
+    room = os.fstatvfs(fd)
+    free = room.f_bavail * room.f_frsize
+    if wanted > free:
+        raise OSError(errno.ENOSPC, f"needs {wanted} bytes, its file system has {free}")
 
 
 def _sync_folder(folder: Path) -> None:

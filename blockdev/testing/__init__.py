@@ -7,8 +7,17 @@
 Nothing here uses threads; delays go through trio's clock, so a MockClock makes them free.
 """
 
+from blockdev.testing.conformance import check_device
 from blockdev.testing.faults import Fault, Operation, RandomFaults
 from blockdev.testing.faulty import FaultyDevice
 from blockdev.testing.memory import MemoryDevice, SparseBytes
 
-__all__ = ["Fault", "FaultyDevice", "MemoryDevice", "Operation", "RandomFaults", "SparseBytes"]
+__all__ = [
+    "Fault",
+    "FaultyDevice",
+    "MemoryDevice",
+    "Operation",
+    "RandomFaults",
+    "SparseBytes",
+    "check_device",
+]

@@ -178,7 +178,7 @@ class FaultyDevice:
         self._scripts.append(_Script(fault, operation, skip, count, span))
 
     def release(self) -> None:
-        """Let everything that is beyond its deadline end now."""
+        """Let everything that is delayed end now, also what is beyond its deadline."""
         self._released.set()
         self._released = trio.Event()
 
@@ -313,12 +313,13 @@ class FaultyDevice:
         fault = self._fate(operation, offset, length)
         if write is not None:
             self._in_flight[write] = None
+        released = self._released
         with trio.CancelScope(shield=True):
-            await trio.sleep(min(fault.delay, self._io_timeout))
+            in_time = await self._pass(min(fault.delay, self._io_timeout), released)
             await self._wait_until_thawed()
         self._raise_if_gone()
-        if fault.delay > self._io_timeout:
-            self._go_on_late(fault, effect)
+        if fault.delay > self._io_timeout and not in_time:
+            self._go_on_late(fault, effect, released)
         effect(fault)
         if fault.errno:
             raise DeviceError(self.name, fault.errno, os.strerror(fault.errno))
@@ -328,13 +329,22 @@ class FaultyDevice:
         if self._is_lost:
             self._check_usable()
 
+    async def _pass(self, delay: float, released: trio.Event) -> bool:
+        """Let time pass; whether `release` ended it early."""
+        if not delay:
+            await trio.lowlevel.checkpoint()
+            return False
+        with trio.move_on_after(delay) as waiting:
+            await released.wait()
+        return not waiting.cancelled_caught
+
     async def _wait_until_thawed(self) -> None:
         while self._thawed is not None:
             await self._thawed.wait()
 
-    def _go_on_late(self, fault: Fault, effect: Callable[[Fault], None]) -> None:
+    def _go_on_late(self, fault: Fault, effect: Callable[[Fault], None], released: trio.Event) -> None:
         pending = LatePending()
-        trio.lowlevel.spawn_system_task(self._finish_late, fault, effect, pending, self._released)
+        trio.lowlevel.spawn_system_task(self._finish_late, fault, effect, pending, released)
         self._late += 1
         if self._late > self.late_limit:
             self._stopped = (DeviceLost, "too many operations are stuck")
@@ -343,8 +353,7 @@ class FaultyDevice:
     async def _finish_late(
         self, fault: Fault, effect: Callable[[Fault], None], pending: LatePending, released: trio.Event
     ) -> None:
-        with trio.move_on_after(fault.delay - self._io_timeout):
-            await released.wait()
+        await self._pass(fault.delay - self._io_timeout, released)
         await self._wait_until_thawed()
         if not self._is_lost:
             effect(fault)
