@@ -241,20 +241,20 @@ async def test_cancelled_in_the_moment_of_delivery_loses_no_pin(autojump_clock):
         assert (now.pinned, now.zombies, now.loading) == (0, 0, 0)
 
 
-async def test_reader_that_joins_after_the_only_waiter_left_begins_anew(autojump_clock):
+async def test_reader_that_comes_when_the_only_waiter_has_just_left_begins_anew(autojump_clock):
     source = Source()
     async with tier(1, source, patience=100) as cache:
         held = await cache.allocate()
-        with trio.move_on_after(1):
-            await cache.get(A, 0)
 
-        async def reader() -> None:
-            cache.unpin(await cache.get(A, 0))
+        async def release() -> None:
+            await trio.sleep(5)
+            cache.unpin(held)
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(reader)
-            await wait_all_tasks_blocked()
-            cache.unpin(held)
+            nursery.start_soon(release)
+            with trio.move_on_after(1):
+                await cache.get(A, 0)
+            cache.unpin(await cache.get(A, 0))
         assert source.reads == {(A.object_id, 0): 1}
 
 
