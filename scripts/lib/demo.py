@@ -1,0 +1,272 @@
+"""Shows kvfs at work: a pool of files, an engine's workload that is larger than it, a kill -9, and a damaged byte.
+
+Every block that is loaded is compared with what was stored, every byte of it. Takes away all that it made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from examples.offload import BLOCK_SIZE, Blocks, Engine, Outcome
+
+GB = 10**9
+GIB = 1 << 30
+DEVICES = 2
+POOL = "demo"
+COMMAND_SECONDS = 120
+SPARE = GIB // 2
+"""Bytes of disk that must stay free beside the pool."""
+
+
+class DemoFailed(Exception):
+    """Something that the demo shows did not happen."""
+
+
+@dataclass
+class Demo:
+    """One run: the pool's place, and what to call it by."""
+
+    folder: Path
+    pool_size: int
+
+    @property
+    def mount_point(self) -> Path:
+        return self.folder / "mnt"
+
+    @property
+    def state(self) -> Path:
+        return self.folder / "state"
+
+    @property
+    def devices(self) -> list[Path]:
+        return [self.folder / f"device{number}" for number in range(DEVICES)]
+
+    # ── the command, as one would type it ───────────────────────────────────────────────────────────────
+
+    def kvfs(self, *arguments: str) -> str:
+        """Run a kvfs command; its output.
+
+        :raises DemoFailed: it failed
+        """
+        result = subprocess.run(
+            [sys.executable, "-m", "kvfs", "--state-dir", str(self.state), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_SECONDS,
+            check=False,
+        )
+        if result.returncode:
+            raise DemoFailed(f"kvfs {' '.join(arguments)}: {result.stderr.strip()}")
+        return result.stdout
+
+    def create(self) -> None:
+        self.state.mkdir()
+        self.mount_point.mkdir()
+        self.kvfs("pool", "create", "--size", str(self.pool_size // DEVICES), POOL, *map(str, self.devices))
+
+    def mount(self) -> None:
+        self.kvfs("mount", POOL, str(self.mount_point))
+
+    def umount(self) -> None:
+        self.kvfs("umount", str(self.mount_point))
+
+    def stats(self) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(self.kvfs("stats", "--json", POOL))["stats"]
+        return answer
+
+    # ── what happens to it ──────────────────────────────────────────────────────────────────────────────
+
+    def kill(self) -> None:
+        """kill -9 of the process that serves the mount."""
+        os.kill(self._serving(), signal.SIGKILL)
+
+    def _serving(self) -> int:
+        record: dict[str, int] = json.loads((self.state / POOL / "mount.json").read_text())
+        return record["pid"]
+
+    def damage(self, key: bytes, at: int) -> Path:
+        """Flip one bit, `at` bytes into the payload that begins with `key`, on the device that has it."""
+        for device in self.devices:
+            with device.open("r+b") as file, mmap.mmap(file.fileno(), 0) as media:
+                start = media.find(key)
+                if start >= 0:
+                    media[start + at] ^= 1
+                    media.flush()
+                    return device
+        raise DemoFailed("the block to damage is on no device")
+
+    def clean_up(self) -> None:
+        """Whatever state it is in: unmounted, its process ended, its files gone."""
+        for attempt in (self.umount, self.kill):
+            try:
+                attempt()
+            except (DemoFailed, OSError, ValueError, subprocess.TimeoutExpired):
+                continue
+        if os.path.ismount(self.mount_point) or str(self.mount_point) in Path("/proc/mounts").read_text():
+            subprocess.run(["fusermount3", "-u", "-z", "--", self.mount_point], check=False)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+# ---- telling --------------------------------------------------------------------------------------------------
+
+
+def tell(what: str, result: str = "", seconds: float | None = None) -> None:
+    took = "" if seconds is None else f"{seconds:8.2f} s"
+    print(f"  {what:<34}{result:<44}{took:>10}", flush=True)
+
+
+def tell_transfer(what: str, outcome: Outcome) -> None:
+    result = f"{len(outcome.done)} blocks, {outcome.bytes / GB:.2f} GB, {outcome.rate / GB:.2f} GB/s"
+    tell(what, result, outcome.seconds)
+
+
+@contextmanager
+def told(what: str, result: str = "") -> Iterator[None]:
+    begun = time.monotonic()
+    yield
+    tell(what, result, time.monotonic() - begun)
+
+
+def require(truth: bool, otherwise: str) -> None:  # noqa: FBT001 (reads as a sentence)
+    if not truth:
+        raise DemoFailed(otherwise)
+
+
+# ---- the story ------------------------------------------------------------------------------------------------
+
+
+def show(demo: Demo, workload: int, threads: int) -> None:
+    """The whole of it, in order.
+
+    :raises DemoFailed: at the first thing that is not as it should be
+    """
+    blocks = Blocks(demo.mount_point / "engine")
+    engine = Engine(blocks, threads)
+    numbers = range(workload // BLOCK_SIZE)
+
+    print(
+        f"A pool of {demo.pool_size / GIB:.1f} GiB in {DEVICES} files; {len(numbers)} KV blocks of 4 MiB to keep in it"
+    )
+    with told("pool created"):
+        demo.create()
+    with told("mounted"):
+        demo.mount()
+
+    print("An engine offloads more than fits: what it has not used for longest goes")
+    kept = store_and_load(demo, engine, numbers)
+
+    print("The process that serves the mount is killed (kill -9)")
+    demo.kill()
+    with told("what is left of it removed"):
+        demo.umount()
+    with told("mounted again"):
+        demo.mount()
+    recover(engine, numbers, kept)
+
+    print("One bit of one block is flipped on the device, below the mount")
+    demo.umount()
+    victim = kept[len(kept) // 2]
+    device = demo.damage(blocks.key(victim), BLOCK_SIZE // 2)
+    tell("damaged", f"block {victim} on {device.name}")
+    demo.mount()
+    miss(engine, kept, victim)
+
+
+def store_and_load(demo: Demo, engine: Engine, numbers: range) -> list[int]:
+    """Returns the numbers of the blocks that are still there."""
+    stored = engine.store(numbers)
+    require(not stored.errors, f"stores failed: {stored.errors[:3]}")
+    tell_transfer("stored", stored)
+    begun = time.monotonic()
+    kept = engine.present(numbers)
+    gone = len(numbers) - len(kept)
+    tell("looked up", f"{len(kept)} are there, {gone} were evicted", time.monotonic() - begun)
+    require(gone > 0, "nothing was evicted though more was stored than fits")
+    require(len(kept) * BLOCK_SIZE > demo.pool_size // 2, "far less is kept than fits")
+    require(numbers[-1] in kept, "the block stored last was evicted")
+    loaded = engine.load(kept)
+    check(loaded, kept)
+    tell_transfer("loaded, every byte compared", loaded)
+    return kept
+
+
+def recover(engine: Engine, numbers: range, kept: Sequence[int]) -> None:
+    begun = time.monotonic()
+    there = engine.present(numbers)
+    require(there == kept, f"{len(kept)} blocks were there before the kill, {len(there)} after it")
+    tell("looked up", f"the same {len(there)} are there", time.monotonic() - begun)
+    loaded = engine.load(there)
+    check(loaded, there)
+    tell_transfer("loaded, every byte compared", loaded)
+
+
+def miss(engine: Engine, kept: Sequence[int], victim: int) -> None:
+    loaded = engine.load(kept)
+    require(not loaded.corrupt, "the engine was given wrong bytes")
+    require(loaded.missed == [victim], f"missed {loaded.missed}, and not just block {victim}")
+    check(loaded, [number for number in kept if number != victim])
+    tell_transfer("loaded, every byte compared", loaded)
+    tell("the damaged block", "is a miss: the engine computes it again")
+    again = engine.store([victim])
+    require(again.done == [victim] and engine.load([victim]).done == [victim], "it cannot be stored again")
+    tell("stored and loaded again", "right")
+
+
+def check(loaded: Outcome, expected: Sequence[int]) -> None:
+    require(not loaded.errors, f"loads failed: {loaded.errors[:3]}")
+    require(not loaded.corrupt, f"wrong bytes in blocks {loaded.corrupt[:10]}")
+    require(loaded.done == list(expected), f"{len(expected) - len(loaded.done)} blocks were lost")
+
+
+def terminated(_number: int, _frame: object) -> NoReturn:
+    raise SystemExit(128 + signal.SIGTERM)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__)
+    parser.add_argument(
+        "--folder", type=Path, default=Path("/var/tmp"), help="where the files go [%(default)s]"
+    )
+    parser.add_argument("--pool", type=float, default=2, metavar="GIB", help="size of the pool [%(default)s]")
+    parser.add_argument(
+        "--workload", type=float, default=4, metavar="GIB", help="size of the workload [%(default)s]"
+    )
+    parser.add_argument("--threads", type=int, default=4, help="of the engine [%(default)s]")
+    arguments = parser.parse_args()
+    pool_size = int(arguments.pool * GIB)
+    if shutil.disk_usage(arguments.folder).free < pool_size + SPARE:
+        parser.error(
+            f"{arguments.folder} has less than {(pool_size + SPARE) / GIB:.1f} GiB free; see --folder, --pool"
+        )
+    signal.signal(signal.SIGTERM, terminated)
+    begun = time.monotonic()
+    with ExitStack() as stack:
+        demo = Demo(Path(tempfile.mkdtemp(prefix="kvfs-demo-", dir=arguments.folder)), pool_size)
+        stack.callback(demo.clean_up)
+        try:
+            show(demo, int(arguments.workload * GIB), arguments.threads)
+        except DemoFailed as error:
+            print(f"demo: FAILED: {error}", file=sys.stderr)
+            return 1
+    print(f"Done in {time.monotonic() - begun:.0f} s; everything it made is gone again.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
