@@ -1,0 +1,341 @@
+"""The catalogue: (directory, name) → object → its record, in LMDB. A cache of the media, never trusted over them.
+
+A folder holds `session.json` (see `catalog_session`) and LMDB's files with these tables, numbers big-endian:
+
+    names    directory id (16) + name          → object id (16)
+    objects  object id (16)                    → packed descriptor (layout)
+    dirty    device u16, region u32, chunk u32 → nothing
+    order    u32                               → object ids, coldest first, 4,096 to a value
+
+An object has one name and a name has one object, so storing an object under a new name is a rename. A typical object
+(a name of 64 hex digits and an ending, one extent) takes about 560 bytes: entries of 110 and 274 bytes in pages that
+are 69 % full.
+
+After a power loss LMDB's file may be any mixture of old and new pages, as it runs without sync, and to walk such a file
+can crash the process. That is why the session is a file of its own: it is read first, and tables that may be such a
+mixture are deleted without having been opened.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+from itertools import islice
+from pathlib import Path
+from typing import Final
+from uuid import UUID
+
+from blockdev.catalog_session import Session
+from blockdev.catalog_tables import DamagedTables, Tables
+from blockdev.errors import FormatError
+from blockdev.layout import pack_descriptor, unpack_descriptor
+from blockdev.types import (
+    NAMED_KINDS,
+    NO_ID,
+    Descriptor,
+    DeviceNo,
+    DirectoryId,
+    DirtyChunk,
+    ObjectId,
+    RegionNo,
+)
+
+log = logging.getLogger(__name__)
+
+_NAMES, _OBJECTS, _DIRTY, _ORDER = _TABLES = ("names", "objects", "dirty", "order")
+_ID_SIZE: Final = len(NO_ID)
+_CHUNK = struct.Struct(">HII")
+_NUMBER = struct.Struct(">I")
+_ORDER_IDS = 4096
+_BATCH = 64
+
+
+class Trust(Enum):
+    """What a catalogue that was found is worth."""
+
+    CURRENT = "current"
+    """Closed clean: it says what the media say."""
+    CRASHED = "crashed"
+    """Not closed, but the system ran on: right except for the slots in dirty chunks."""
+    STALE = "stale"
+    """Worthless, and emptied: everything must be read from the media."""
+
+
+class Catalog:
+    """Made by `open`; used from one thread; waits for nothing but the page cache.
+
+    Changes gather in one transaction, and reads see them. Whoever changes something calls `commit_due` from time to
+    time. Any call may raise OSError (the disk is full or broken): the changes since the last commit are lost then, as
+    after a kill -9, and the catalogue cannot be closed clean any more.
+    """
+
+    def __init__(self, folder: Path, pool: UUID, *, readonly: bool, map_size: int) -> None:
+        self._folder = folder
+        self._pool = pool
+        self._readonly = readonly
+        self._map_size = map_size
+        self._opened: Tables | None = None
+        self._ignored = False  # opened for reading and not to be believed: as if empty
+        self._session: Session | None = None
+
+    @classmethod
+    def open(cls, folder: Path, pool: UUID, *, readonly: bool = False, map_size: int = 1 << 40) -> Catalog:
+        """The catalogue in `folder`, made if there is none. Ask `trust` before believing it.
+
+        :param readonly: change nothing; a folder that is not there is an empty catalogue
+        :param map_size: bytes of address space, and the most it can grow to
+        :raises OSError: the folder cannot be used
+        """
+        catalog = cls(folder, pool, readonly=readonly, map_size=map_size)
+        if not readonly:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        catalog._session = Session.load(folder, pool)
+        if catalog._session is None:
+            catalog.clear()
+        return catalog
+
+    # ── sessions ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def trust(self, boot_id: str, sequences: Mapping[UUID, int]) -> Trust:
+        """Whether the catalogue fits this boot and the devices that are present; it is emptied if not.
+
+        :param sequences: of the superblock of each device that is present; missing devices do not count
+        """
+        session = self._session
+        if session is None or not (session.clean or session.boot_id == boot_id):
+            reason = "the system went down with it open, or there is none for this pool and version"
+        elif any(session.sequences.get(device) != number for device, number in sequences.items()):
+            reason = "the devices were changed without it"
+        elif not self._is_sound():
+            reason = "it is damaged"
+        else:
+            return Trust.CURRENT if session.clean else Trust.CRASHED
+        log.info("catalogue %s is not used: %s", self._folder, reason)
+        self.clear()
+        return Trust.STALE
+
+    def begin_session(self, boot_id: str, sequences: Mapping[UUID, int]) -> None:
+        """From here on the catalogue follows the media. Call it when it is complete: after a rebuild, not before.
+
+        :param sequences: of the superblocks after this opening's writes; what is remembered of missing devices stays
+        """
+        self._changing().commit()
+        known = self._session.sequences if self._session is not None else {}
+        self._session = Session(boot_id, clean=False, sequences={**known, **sequences})
+        self._session.store(self._folder, self._pool)
+
+    def close(self, *, clean: bool) -> None:
+        """
+        :param clean: it says what the media say, and is to be believed even after a reboot
+        """
+        try:
+            if not self._readonly and self._opened is not None:
+                self._finish(self._opened, clean=clean)
+        finally:
+            self._release()
+
+    def _finish(self, tables: Tables, *, clean: bool) -> None:
+        if not clean or self._session is None or tables.failed:
+            tables.commit()
+            return
+        tables.empty(_DIRTY)
+        tables.commit()
+        tables.sync()
+        self._session = Session(self._session.boot_id, clean=True, sequences=self._session.sequences)
+        self._session.store(self._folder, self._pool)
+
+    def clear(self) -> None:
+        """Empty it, for a rebuild. Until `begin_session` it is not believed."""
+        self._release()
+        self._session = None
+        self._ignored = self._readonly
+        if not self._readonly:
+            Session.forget(self._folder)
+            Tables.delete(self._folder)
+
+    # ── objects ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def get(self, directory: DirectoryId, name: bytes) -> Descriptor | None:
+        """The record of a name."""
+        tables = self._tables()
+        packed = None if tables is None else tables.follow(_NAMES, directory + name, _OBJECTS)
+        return None if packed is None else self._unpack(packed)
+
+    def by_id(self, object_id: ObjectId) -> Descriptor | None:
+        """The record of an object."""
+        tables = self._tables()
+        packed = None if tables is None else tables.get(_OBJECTS, object_id)
+        return None if packed is None else self._unpack(packed)
+
+    def put(self, record: Descriptor) -> None:
+        """Store a record under its name, in place of what the name held and of the object's earlier name.
+
+        :raises ValueError: it speaks for no name, or has no object id
+        :raises BadName, RecordTooLarge: it cannot be on media
+        """
+        if record.kind not in NAMED_KINDS or record.object_id == NO_ID:
+            raise ValueError(f"a {record.kind.name} record without a name or an object id")
+        packed = pack_descriptor(record)
+        tables = self._changing()
+        held = tables.replace(_NAMES, record.directory + record.name, record.object_id)
+        if held is not None and held != record.object_id:
+            tables.pop(_OBJECTS, held)
+        before = tables.replace(_OBJECTS, record.object_id, packed)
+        if before is not None and held != record.object_id:
+            earlier = unpack_descriptor(before)
+            tables.pop(_NAMES, earlier.directory + earlier.name)
+
+    def delete(self, directory: DirectoryId, name: bytes) -> None:
+        """Forget a name and its object; nothing if it is not there."""
+        tables = self._changing()
+        object_id = tables.pop(_NAMES, directory + name)
+        if object_id is not None:
+            tables.pop(_OBJECTS, object_id)
+
+    def children(self, directory: DirectoryId, after: bytes = b"") -> Iterator[Descriptor]:
+        """What is in a directory, sorted by name, from the first name behind `after`.
+
+        Anything may change between steps: what is gone does not come, what is new may.
+        """
+        while batch := self._names_behind(directory, after, _BATCH):
+            for name, object_id in batch:
+                record = self.by_id(object_id)
+                if record is not None and (record.directory, record.name) == (directory, name):
+                    yield record
+                after = name
+
+    def has_children(self, directory: DirectoryId) -> bool:
+        """Whether anything is in a directory."""
+        return bool(self._names_behind(directory, b"", 1))
+
+    def scan(self) -> Iterator[Descriptor]:
+        """Every record, in no useful order. What changes between steps may come as it was, or not at all."""
+        for _, packed in self._items(_OBJECTS, _BATCH):
+            record = self._unpack(packed)
+            if record is not None:
+                yield record
+
+    @property
+    def count(self) -> int:
+        """How many objects there are."""
+        tables = self._tables()
+        return 0 if tables is None else tables.count(_OBJECTS)
+
+    # ── dirty chunks ─────────────────────────────────────────────────────────────────────────────────────
+
+    def mark_dirty(self, *chunks: DirtyChunk) -> None:
+        """Remember that these chunks may differ from the catalogue; durable against kill -9 when it returns."""
+        tables = self._changing()
+        for chunk in chunks:
+            tables.put(_DIRTY, _CHUNK.pack(chunk.device, chunk.region, chunk.chunk), b"")
+        tables.commit()
+
+    def dirty_chunks(self) -> set[DirtyChunk]:
+        """Every chunk that was marked."""
+        keys = (_CHUNK.unpack(key) for key, _ in self._items(_DIRTY, _ORDER_IDS))
+        return {DirtyChunk(DeviceNo(device), RegionNo(region), chunk) for device, region, chunk in keys}
+
+    def clear_dirty(self) -> None:
+        """Every chunk agrees with the catalogue again; committed together with the changes before it."""
+        self._changing().empty(_DIRTY)
+
+    # ── eviction order ───────────────────────────────────────────────────────────────────────────────────
+
+    def save_order(self, ids: Iterable[ObjectId]) -> None:
+        """Keep the order in which objects are to be let go, coldest first, in place of the one kept before."""
+        tables = self._changing()
+        tables.empty(_ORDER)
+        rest = iter(ids)
+        number = 0
+        while batch := b"".join(islice(rest, _ORDER_IDS)):
+            tables.put(_ORDER, _NUMBER.pack(number), batch)
+            number += 1
+
+    def load_order(self) -> list[ObjectId]:
+        """What `save_order` kept; objects may be gone since."""
+        return [
+            ObjectId(ids[at : at + _ID_SIZE])
+            for _, ids in self._items(_ORDER, 1)
+            for at in range(0, len(ids), _ID_SIZE)
+        ]
+
+    # ── transactions ─────────────────────────────────────────────────────────────────────────────────────
+
+    def commit(self) -> None:
+        """Make all changes durable against kill -9."""
+        if self._opened is not None:
+            self._opened.commit()
+
+    def commit_due(self, now: float) -> bool:
+        """Commit if changes have waited for 5 ms, counted from the first call that sees them. Whether it did.
+
+        :param now: seconds on a clock that only moves forward
+        """
+        return self._opened is not None and self._opened.commit_due(now)
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether something waits for its commit."""
+        return self._opened is not None and self._opened.has_changes
+
+    def reader_check(self) -> int:
+        """Give up what readers that died still hold, as it keeps pages from being reused; how many there were."""
+        return 0 if self._opened is None else self._opened.reader_check()
+
+    # ── inside ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _is_sound(self) -> bool:
+        """Whether the tables are there and can be used; they are open then."""
+        if self._opened is None:
+            try:
+                self._opened = self._open_tables(create=False)
+            except (DamagedTables, FileNotFoundError):
+                return False
+        return True
+
+    def _tables(self) -> Tables | None:
+        """The tables; None if there is nothing to read."""
+        if self._opened is None and not self._ignored and not self._is_sound():
+            self.clear()
+            if not self._readonly:
+                self._opened = self._open_tables(create=True)
+        return self._opened
+
+    def _changing(self) -> Tables:
+        tables = None if self._readonly else self._tables()
+        if tables is None:
+            raise OSError(errno.EROFS, "the catalogue was opened for reading", str(self._folder))
+        return tables
+
+    def _open_tables(self, *, create: bool) -> Tables:
+        return Tables(self._folder, _TABLES, map_size=self._map_size, create=create, readonly=self._readonly)
+
+    def _release(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+    def _unpack(self, packed: bytes) -> Descriptor | None:
+        try:
+            return unpack_descriptor(packed)
+        except FormatError:
+            log.exception("catalogue %s: an object is a miss", self._folder)
+            return None
+
+    def _items(self, table: str, batch_size: int) -> Iterator[tuple[bytes, bytes]]:
+        """All entries of a table; no transaction is held between steps."""
+        after = b""
+        while (tables := self._tables()) is not None:
+            batch = tables.items_behind(table, after, batch_size)
+            if not batch:
+                return
+            yield from batch
+            after = batch[-1][0]
+
+    def _names_behind(self, directory: DirectoryId, after: bytes, limit: int) -> list[tuple[bytes, ObjectId]]:
+        tables = self._tables()
+        items = [] if tables is None else tables.items_behind(_NAMES, directory + after, limit)
+        return [(key[_ID_SIZE:], ObjectId(value)) for key, value in items if key.startswith(directory)]

@@ -1,0 +1,248 @@
+"""Tables of bytes in one LMDB environment, for one thread. The only importer of lmdb.
+
+Changes gather in one write transaction; reads go through it while it is open. LMDB runs without sync: what is committed
+survives kill -9 but not a power loss.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar
+
+import lmdb
+
+if TYPE_CHECKING:
+    from lmdb import Environment, Transaction
+
+COMMIT_AFTER: Final = 0.005
+"""Seconds that changes may wait for their commit."""
+
+_DATA, _LOCK = "data.mdb", "lock.mdb"
+_MAX_READERS = 1024
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class DamagedTables(Exception):
+    """What is in the folder cannot be used; never leaves the catalogue."""
+
+
+def _translated(method: Callable[Concatenate[Tables, P], R]) -> Callable[Concatenate[Tables, P], R]:
+    """LMDB's errors become OSError; the changes since the last commit are lost."""
+
+    @functools.wraps(method)
+    def call(self: Tables, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(self, *args, **kwargs)
+        except lmdb.Error as error:
+            self.failed = True
+            self.abandon()
+            raise _os_error(error) from error
+
+    return call
+
+
+def _os_error(error: lmdb.Error) -> OSError:
+    """LMDB's own codes are negative, the system's are positive."""
+    return OSError(error.code if error.code > 0 else errno.EIO, str(error))
+
+
+class Tables:
+    """One environment. Any call may raise OSError.
+
+    :ivar failed: a call did, so changes were lost
+    :raises DamagedTables: it is not LMDB's, is cut short, or lacks tables
+    :raises FileNotFoundError: it is not there and not to be created
+    :raises OSError: the folder or file cannot be used
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        names: Sequence[str],
+        *,
+        map_size: int,
+        create: bool = False,
+        readonly: bool = False,
+    ) -> None:
+        path = folder / _DATA
+        if not create:
+            path.stat()
+        try:
+            self._environment = _open(folder, len(names), map_size, create=create, readonly=readonly)
+        except lmdb.Error as error:
+            if error.code < 0:
+                raise DamagedTables(str(error)) from error
+            raise _os_error(error) from error
+        self.failed = False
+        self._writing: Transaction[bytes] | None = None
+        self._writing_since: float | None = None
+        try:
+            _check_length(self._environment, path)
+            self._tables = {
+                name: self._environment.open_db(name.encode(), create=create and not readonly)
+                for name in names
+            }
+        except lmdb.Error as error:
+            self._environment.close()
+            raise DamagedTables(str(error)) from error
+        except DamagedTables:
+            self._environment.close()
+            raise
+
+    @staticmethod
+    def delete(folder: Path) -> None:
+        """Remove the files without opening them. Processes that read them keep what they have. :raises OSError:"""
+        # Both, or a new environment would take over the old one's transaction number from the lock file.
+        (folder / _DATA).unlink(missing_ok=True)
+        (folder / _LOCK).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Changes that were not committed are lost."""
+        self.abandon()
+        self._environment.close()
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────
+
+    @_translated
+    def get(self, table: str, key: bytes) -> bytes | None:
+        transaction = self._begin()
+        try:
+            return transaction.get(key, db=self._tables[table])
+        finally:
+            self._end(transaction)
+
+    @_translated
+    def follow(self, table: str, key: bytes, target: str) -> bytes | None:
+        """What `target` has under the key that `table` has under `key`; both as of one moment."""
+        transaction = self._begin()
+        try:
+            link = transaction.get(key, db=self._tables[table])
+            return None if link is None else transaction.get(link, db=self._tables[target])
+        finally:
+            self._end(transaction)
+
+    @_translated
+    def items_behind(self, table: str, after: bytes, limit: int) -> list[tuple[bytes, bytes]]:
+        """Up to `limit` entries whose key is greater than `after`, in the order of their keys."""
+        transaction = self._begin()
+        try:
+            with transaction.cursor(self._tables[table]) as cursor:
+                if not cursor.set_range(after):
+                    return []
+                if cursor.key() == after and not cursor.next():
+                    return []
+                return list(islice(cursor.iternext(keys=True, values=True), limit))
+        finally:
+            self._end(transaction)
+
+    @_translated
+    def count(self, table: str) -> int:
+        transaction = self._begin()
+        try:
+            return transaction.stat(self._tables[table])["entries"]
+        finally:
+            self._end(transaction)
+
+    # ── changing ─────────────────────────────────────────────────────────────────────────────────────────
+
+    @_translated
+    def put(self, table: str, key: bytes, value: bytes) -> None:
+        self._write().put(key, value, db=self._tables[table])
+
+    @_translated
+    def replace(self, table: str, key: bytes, value: bytes) -> bytes | None:
+        """Put, and return what was there."""
+        return self._write().replace(key, value, db=self._tables[table])
+
+    @_translated
+    def pop(self, table: str, key: bytes) -> bytes | None:
+        """Delete, and return what was there."""
+        return self._write().pop(key, db=self._tables[table])
+
+    @_translated
+    def empty(self, table: str) -> None:
+        self._write().drop(self._tables[table], delete=False)
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether something waits for its commit."""
+        return self._writing is not None
+
+    @_translated
+    def commit(self) -> None:
+        """Make all changes durable against kill -9."""
+        if self._writing is not None:
+            transaction, self._writing, self._writing_since = self._writing, None, None
+            transaction.commit()
+
+    def commit_due(self, now: float) -> bool:
+        """Commit if changes have waited for `COMMIT_AFTER` since the first call that saw them. Whether it did."""
+        if self._writing is None:
+            return False
+        if self._writing_since is None:
+            self._writing_since = now
+        if now - self._writing_since < COMMIT_AFTER:
+            return False
+        self.commit()
+        return True
+
+    def abandon(self) -> None:
+        """Forget the changes since the last commit."""
+        if self._writing is not None:
+            transaction, self._writing, self._writing_since = self._writing, None, None
+            with suppress(lmdb.Error):  # it failed before: there is nothing more to lose
+                transaction.abort()
+
+    @_translated
+    def sync(self) -> None:
+        """Make what was committed durable against power loss."""
+        self._environment.sync(True)  # noqa: FBT003 - LMDB takes it by position
+
+    @_translated
+    def reader_check(self) -> int:
+        """Give up what readers that died still hold; how many there were."""
+        return self._environment.reader_check()
+
+    # ── transactions ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _begin(self) -> Transaction[bytes]:
+        return self._environment.begin() if self._writing is None else self._writing
+
+    def _end(self, transaction: Transaction[bytes]) -> None:
+        if transaction is not self._writing:
+            transaction.abort()
+
+    def _write(self) -> Transaction[bytes]:
+        if self._writing is None:
+            self._writing = self._environment.begin(write=True)
+        return self._writing
+
+
+def _open(folder: Path, tables: int, map_size: int, *, create: bool, readonly: bool) -> Environment:
+    return lmdb.open(
+        str(folder),
+        map_size=map_size,
+        max_dbs=tables,
+        max_readers=_MAX_READERS,
+        max_spare_txns=2,
+        sync=False,
+        metasync=False,
+        readahead=False,
+        mode=0o600,
+        create=create,
+        readonly=readonly,
+    )
+
+
+def _check_length(environment: Environment, path: Path) -> None:
+    # LMDB maps the file and believes its root: a page behind the end of the file would be a SIGBUS, not an error.
+    pages = environment.info()["last_pgno"] + 1
+    if path.stat().st_size < pages * environment.stat()["psize"]:
+        raise DamagedTables(f"{path} is shorter than its {pages} pages")
