@@ -1,0 +1,96 @@
+"""What components say of themselves, as plain values: the JSON of the control socket and of the command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from blockdev.types import DeviceNo
+
+if TYPE_CHECKING:
+    from blockdev.pool import Pool
+
+Json = dict[str, Any]
+
+LIVE = "live"
+MISSING = "missing"
+LOST = "lost"
+
+
+def plain(value: object) -> Any:  # noqa: ANN401 (JSON has no narrower type)
+    """A snapshot (dataclasses, named tuples, enums, UUIDs, nested) as what JSON has. Bytes become hexadecimal.
+
+    :raises TypeError: something that is not a snapshot
+    """
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, Enum):
+        return value.name.lower()
+    if isinstance(value, (int, float)):
+        return value
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {name: plain(item) for name, item in value._asdict().items()}
+    if isinstance(value, Mapping):
+        return {str(plain(key)): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    if isinstance(value, UUID):
+        return str(value)
+    if isinstance(value, bytes):
+        return value.hex()
+    raise TypeError(f"{type(value).__name__} is not part of a snapshot")
+
+
+def flat(snapshot: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Nested objects as (dotted name, value); a list of objects is numbered, or named by their `name`."""
+    rows: list[tuple[str, Any]] = []
+    for key, value in snapshot.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            rows += flat(value, f"{name}.")
+        elif isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+            for number, item in enumerate(value):
+                rows += flat(item, f"{name}.{item.get('name', number)}.")
+        elif isinstance(value, list):
+            rows.append((name, ",".join(str(item) for item in value) or None))
+        else:
+            rows.append((name, value))
+    return rows
+
+
+def devices_of(pool: Pool) -> list[Json]:
+    """Every device of the pool's table, those that are not here included."""
+    rows: list[Json] = []
+    for number, entry in enumerate(pool.superblock.devices):
+        attached = pool.media.devices.get(DeviceNo(number))
+        rows.append(
+            {
+                "number": number,
+                "state": MISSING if attached is None else LOST if attached.lost else LIVE,
+                "size": entry.size,
+                "path": None if attached is None else attached.device.name,
+                "uuid": str(entry.uuid),
+            }
+        )
+    return rows
+
+
+def describe_pool(pool: Pool) -> Json:
+    """What `pool status` shows of an open pool."""
+    statistics = pool.statistics()
+    return {
+        "name": pool.name,
+        "uuid": str(pool.uuid),
+        "domain": pool.superblock.domain,
+        "extent_size": pool.extent_size,
+        "region_size": pool.superblock.region_size,
+        "objects": statistics.objects,
+        "total": statistics.totals.total,
+        "used": statistics.totals.used,
+        "devices": devices_of(pool),
+    }
