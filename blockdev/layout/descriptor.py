@@ -309,6 +309,8 @@ def _check_names(record: Descriptor) -> None:
             raise BadName("the root directory has no name and no parent")
     else:
         check_name(record.name)
+        if record.directory == _NO_DIRECTORY:
+            raise BadName("a name in no directory")
     if record.xattrs:
         _check_xattr_names(key for key, _ in record.xattrs)
 
