@@ -1,0 +1,62 @@
+"""One lock a key, made when first wanted and forgotten when nobody wants it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Hashable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from typing import Generic, TypeVar
+
+import trio
+
+K = TypeVar("K", bound=Hashable)
+
+
+class KeyedLocks(Generic[K]):
+    """Mutual exclusion by key for trio tasks. Release is synchronous, so a cancelled holder leaves nothing behind."""
+
+    def __init__(self) -> None:
+        self._locks: dict[K, tuple[trio.Lock, int]] = {}
+
+    @asynccontextmanager
+    async def hold(self, *keys: K) -> AsyncIterator[None]:
+        """Hold all of `keys` (at least one, equal ones count once), always taken in one order: no deadlock."""
+        async with AsyncExitStack() as stack:
+            for key in sorted(set(keys), key=repr):
+                lock = self._want(key)
+                stack.callback(self._drop, key)
+                await lock.acquire()
+                stack.callback(lock.release)
+            yield
+
+    @contextmanager
+    def try_hold(self, key: K) -> Iterator[bool]:
+        """Hold `key` if that needs no waiting; yields whether it does."""
+        lock = self._want(key)
+        try:
+            try:
+                lock.acquire_nowait()
+            except trio.WouldBlock:
+                yield False
+                return
+            try:
+                yield True
+            finally:
+                lock.release()
+        finally:
+            self._drop(key)
+
+    def __len__(self) -> int:
+        return len(self._locks)
+
+    def _want(self, key: K) -> trio.Lock:
+        lock, wanted = self._locks.get(key, (None, 0))
+        lock = lock or trio.Lock()
+        self._locks[key] = (lock, wanted + 1)
+        return lock
+
+    def _drop(self, key: K) -> None:
+        lock, wanted = self._locks[key]
+        if wanted == 1:
+            del self._locks[key]
+        else:
+            self._locks[key] = (lock, wanted - 1)

@@ -1,0 +1,411 @@
+"""The devices of one pool, addressed by slot: reads and writes the records of `layout` and the payloads beside them.
+
+Knows where things are and in which order they become durable; knows nothing of names, space or who may write.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from uuid import UUID
+
+import trio
+
+from blockdev import layout
+from blockdev.device import Device
+from blockdev.errors import DeviceError, DeviceLost, Unavailable
+from blockdev.memory import page_buffer
+from blockdev.region import FORMATTED_SEQUENCE
+from blockdev.types import (
+    CHUNK_SLOTS,
+    PAGE,
+    Descriptor,
+    DeviceNo,
+    Epoch,
+    Generation,
+    Kind,
+    RegionHeader,
+    RegionId,
+    RegionNo,
+    RegionState,
+    SlotAddress,
+    SlotClass,
+    SlotNo,
+    SlotRef,
+    Superblock,
+)
+
+log = logging.getLogger(__name__)
+
+PAIR = layout.PAIR
+_FILL = 4 * 1024 * 1024
+"""Bytes per write when a region is written through for the first time."""
+
+
+def padded(length: int) -> int:
+    """`length` rounded up to whole pages."""
+    return -(-length // PAGE) * PAGE
+
+
+class PageBuffers:
+    """Page-aligned scratch memory, kept for reuse.
+
+    A buffer that an operation gave up on is not kept: the thread that may still write to it holds the last reference.
+    """
+
+    _KEEP = 64
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[memoryview]] = {}
+
+    @contextmanager
+    def take(self, size: int) -> Iterator[memoryview]:
+        """Lend `size` bytes, a multiple of the page; their content is undefined."""
+        kept = self._free.setdefault(size, [])
+        view = kept.pop() if kept else page_buffer(size)
+        yield view
+        if len(kept) < self._KEEP:  # not in a finally: see above
+            kept.append(view)
+
+
+@dataclass(slots=True)
+class Attached:
+    """One device of the pool that is present."""
+
+    device: Device
+    superblock: Superblock
+    geometry: layout.DeviceGeometry
+    headers: dict[RegionNo, RegionHeader] = field(default_factory=dict)
+    """Regions whose header is damaged on both pages are absent."""
+    lost: bool = False
+    flush_lock: trio.Lock = field(default_factory=trio.Lock)
+    flush_asked: int = 0
+    flush_done: int = 0
+
+
+class Media:
+    """All devices of a pool that are present, by device number.
+
+    :param pool: the pool's UUID; pages of other pools are not believed
+    :param attached: the devices that are present
+    """
+
+    def __init__(self, pool: UUID, attached: Iterable[Attached]) -> None:
+        self.pool = pool
+        self.devices: dict[DeviceNo, Attached] = {a.superblock.device_no: a for a in attached}
+        self.on_lost: list[Callable[[DeviceNo], None]] = []
+        """Called, between awaits, with a device that is not used any more."""
+        self._buffers = PageBuffers()
+        self._geometry: dict[tuple[int, SlotClass], layout.RegionGeometry] = {}
+
+    # ── what is there ────────────────────────────────────────────────────────────────────────────────────
+
+    def available(self, device: DeviceNo) -> bool:
+        attached = self.devices.get(device)
+        return attached is not None and not attached.lost
+
+    def known_header(self, region: RegionId) -> RegionHeader | None:
+        """A region's header; None if it is damaged or its device is missing."""
+        attached = self.devices.get(region.device)
+        return attached.headers.get(region.region) if attached is not None else None
+
+    def reachable(self, record: Descriptor) -> bool:
+        """Whether every slot that the record lists is on a device and in a region that can be read."""
+        return self._reachable(record.address) and all(
+            self._reachable(extent.address) for extent in record.extents if not extent.is_hole
+        )
+
+    def _reachable(self, address: SlotAddress) -> bool:
+        attached = self.devices.get(address.device)
+        return attached is not None and not attached.lost and address.region in attached.headers
+
+    def mark_lost(self, device: DeviceNo) -> None:
+        """Stop using a device: its objects become misses until the pool is opened again."""
+        attached = self.devices[device]
+        if not attached.lost:
+            attached.lost = True
+            log.error(
+                "device %s is lost: its objects are misses until the pool is opened again",
+                attached.device.name,
+            )
+            for callback in self.on_lost:
+                callback(device)
+
+    def header(self, region: RegionId) -> RegionHeader:
+        """:raises Unavailable: the device is missing or the region's header is damaged"""
+        attached = self._attached(region.device)
+        try:
+            return attached.headers[region.region]
+        except KeyError:
+            raise Unavailable(f"{attached.device.name}: region {region.region} has no valid header") from None
+
+    def geometry(self, region: RegionId) -> layout.RegionGeometry:
+        """Where the slots of an active region are. :raises Unavailable:"""
+        header = self.header(region)
+        return self.class_geometry(region.device, header.slot_class)
+
+    def class_geometry(self, device: DeviceNo, slot_class: SlotClass) -> layout.RegionGeometry:
+        size = self._attached(device).geometry.region_size
+        key = (size, slot_class)
+        if key not in self._geometry:
+            self._geometry[key] = layout.RegionGeometry(size, slot_class)
+        return self._geometry[key]
+
+    def classes(self, refs: Iterable[SlotRef]) -> frozenset[SlotClass]:
+        """The slot classes of these slots, on devices that were there when the pool was opened."""
+        return frozenset(self.devices[ref.device].headers[ref.region].slot_class for ref in refs)
+
+    def _attached(self, device: DeviceNo) -> Attached:
+        attached = self.devices.get(device)
+        if attached is None:
+            raise Unavailable(f"device {device} of the pool is missing")
+        if attached.lost:
+            raise Unavailable(f"{attached.device.name} is lost")
+        return attached
+
+    def _pair_offset(self, address: SlotAddress) -> tuple[Attached, int]:
+        attached = self._attached(address.device)
+        geometry = self.geometry(RegionId(address.device, address.region))
+        return attached, attached.geometry.region_offset(address.region) + geometry.descriptor_offset(
+            address.slot
+        )
+
+    def _payload_offset(self, address: SlotAddress) -> tuple[Attached, int]:
+        attached = self._attached(address.device)
+        geometry = self.geometry(RegionId(address.device, address.region))
+        return attached, attached.geometry.region_offset(address.region) + geometry.payload_offset(
+            address.slot
+        )
+
+    # ── descriptors ──────────────────────────────────────────────────────────────────────────────────────
+
+    async def read_descriptor(self, address: SlotAddress) -> Descriptor | None:
+        """The slot's current record, or None if neither page of its pair is valid.
+
+        :raises Unavailable, DeviceError:
+        """
+        attached, offset = self._pair_offset(address)
+        epoch = self.header(RegionId(address.device, address.region)).epoch
+        with self._buffers.take(PAIR) as pair:
+            await self._read(attached, offset, pair)
+            return layout.pick_descriptor(self.pool, pair, address, epoch)
+
+    async def read_chunk(self, region: RegionId, chunk: int) -> list[Descriptor | None]:
+        """The current records of the slots `chunk_span(chunk)`, in order. :raises Unavailable, DeviceError:"""
+        geometry, header = self.geometry(region), self.header(region)
+        attached = self._attached(region.device)
+        first, count = geometry.chunk_span(chunk)
+        offset = attached.geometry.region_offset(region.region) + geometry.descriptor_offset(SlotNo(first))
+        with self._buffers.take(CHUNK_SLOTS * PAIR) as buffer:
+            await self._read(attached, offset, buffer[: count * PAIR])
+            return [
+                layout.pick_descriptor(
+                    self.pool,
+                    buffer[i * PAIR : (i + 1) * PAIR],
+                    SlotAddress(region.device, region.region, SlotNo(first + i)),
+                    header.epoch,
+                )
+                for i in range(count)
+            ]
+
+    async def write_descriptor(self, descriptor: Descriptor) -> None:
+        """Write the page of the pair that `descriptor.sequence` names; the other page stays as it is.
+
+        :raises Unavailable, DeviceError: whether the page was written is then unknown
+        """
+        attached, offset = self._pair_offset(descriptor.address)
+        with self._buffers.take(PAGE) as page:
+            page[:] = layout.encode_descriptor(self.pool, descriptor)
+            await self._write(attached, offset + (descriptor.sequence % 2) * PAGE, page)
+
+    # ── payloads ─────────────────────────────────────────────────────────────────────────────────────────
+
+    async def read_payload(self, address: SlotAddress, into: memoryview) -> None:
+        """Fill `into` (whole pages) from the start of the slot's payload. :raises Unavailable, DeviceError:"""
+        attached, offset = self._payload_offset(address)
+        await self._read(attached, offset, into)
+
+    async def write_payload(self, address: SlotAddress, data: memoryview) -> None:
+        """Write `data` (whole pages) at the start of the slot's payload. :raises Unavailable, DeviceError:"""
+        attached, offset = self._payload_offset(address)
+        await self._write(attached, offset, data)
+
+    async def discard_payload(self, address: SlotAddress) -> None:
+        """Tell the device that the payload is not needed; never touches descriptors. Errors are only logged."""
+        try:
+            attached, offset = self._payload_offset(address)
+            size = self.header(RegionId(address.device, address.region)).slot_class.payload_size
+            if size:
+                await attached.device.discard(offset, size)
+        except (Unavailable, DeviceError) as error:
+            log.info("discard of %s failed: %s", address, error)
+
+    # ── order ────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def flush(self, devices: Iterable[DeviceNo]) -> None:
+        """Make every write that has returned on these devices durable against a power loss.
+
+        Concurrent callers share a flush. A flush that fails loses the device: what it had not yet written cannot
+        be known any more, and asking again may succeed without having written it.
+
+        :raises Unavailable, DeviceError:
+        """
+        numbers = sorted(set(devices))
+        if len(numbers) == 1:
+            await self._flush_one(self._attached(numbers[0]))
+            return
+        for attached in [self._attached(number) for number in numbers]:
+            await self._flush_one(attached)
+
+    async def _flush_one(self, attached: Attached) -> None:
+        attached.flush_asked += 1
+        ticket = attached.flush_asked
+        async with attached.flush_lock:
+            if attached.flush_done >= ticket:
+                return
+            covers = attached.flush_asked
+            try:
+                await attached.device.flush()
+            except DeviceError:
+                self.mark_lost(attached.superblock.device_no)
+                raise
+            attached.flush_done = covers
+
+    # ── regions and superblocks ──────────────────────────────────────────────────────────────────────────
+
+    async def load_headers(self, device: DeviceNo, *, repair: bool) -> list[RegionNo]:
+        """Read every region header of a device; returns the regions whose header is damaged on both pages.
+
+        :param repair: write again what is damaged on one page
+        :raises Unavailable, DeviceError:
+        """
+        attached = self._attached(device)
+        limit = trio.CapacityLimiter(16)
+        damaged: list[RegionNo] = []
+
+        async def load(number: RegionNo) -> None:
+            async with limit:
+                with self._buffers.take(PAIR) as pair:
+                    await self._read(attached, attached.geometry.region_offset(number), pair)
+                    header = layout.pick_region_header(self.pool, pair, device, number)
+                    pages = (pair[:PAGE], pair[PAGE:])
+                    valid = sum(layout.decode_region_header(self.pool, page) is not None for page in pages)
+                if header is None:
+                    damaged.append(number)
+                    return
+                attached.headers[number] = header
+                if valid == 1 and repair:
+                    log.warning(
+                        "%s: one page of the header of region %d was damaged: repaired",
+                        attached.device.name,
+                        number,
+                    )
+                    await self.write_header(replace(header, sequence=header.sequence + 1))
+
+        async with trio.open_nursery() as nursery:
+            for index in range(attached.geometry.regions):
+                nursery.start_soon(load, RegionNo(index))
+        return sorted(damaged)
+
+    async def write_header(self, header: RegionHeader) -> None:
+        """Write the page of a region's header pair that its sequence names. :raises Unavailable, DeviceError:"""
+        attached = self._attached(header.device_no)
+        offset = attached.geometry.region_offset(header.region) + (header.sequence % 2) * PAGE
+        with self._buffers.take(PAGE) as page:
+            page[:] = layout.encode_region_header(header)
+            await self._write(attached, offset, page)
+        attached.headers[header.region] = header
+
+    async def format_region(self, region: RegionId, slot_class: SlotClass, writer: UUID) -> RegionHeader:
+        """Give a region a slot class, with every slot free.
+
+        Order: a RETIRED header with a new epoch, so that no old descriptor is believed from here on; all descriptor
+        pairs; a flush; the ACTIVE header. A crash in between leaves a region that is simply formatted again.
+
+        :raises Unavailable, DeviceError:
+        """
+        old = self.header(region)
+        epoch = Epoch(old.epoch + 1)
+        retired = replace(
+            old,
+            state=RegionState.RETIRED,
+            writer=writer,
+            epoch=epoch,
+            slot_class=slot_class,
+            unproven=False,
+            sequence=old.sequence + 1,
+        )
+        await self.write_header(retired)
+        attached = self._attached(region.device)
+        await self.flush([region.device])
+        if attached.device.is_file and old.epoch == 0:
+            await self._write_through(attached, region, self.class_geometry(region.device, slot_class))
+        await self._wipe_descriptors(attached, region, retired)
+        await self.flush([region.device])
+        active = replace(retired, state=RegionState.ACTIVE, sequence=retired.sequence + 1)
+        await self.write_header(active)
+        await self.flush([region.device])
+        return active
+
+    async def _write_through(
+        self, attached: Attached, region: RegionId, geometry: layout.RegionGeometry
+    ) -> None:
+        # The first write into an allocated but unwritten part of a file costs 1.9 times a later one: pay it here.
+        start = attached.geometry.region_offset(region.region)
+        at = int(geometry.descriptor_offset(SlotNo(0)))
+        zeros = page_buffer(_FILL)
+        while at < geometry.region_size:
+            length = min(_FILL, geometry.region_size - at)
+            await self._write(attached, start + at, zeros[:length])
+            at += length
+
+    async def _wipe_descriptors(self, attached: Attached, region: RegionId, header: RegionHeader) -> None:
+        geometry = self.class_geometry(region.device, header.slot_class)
+        start = attached.geometry.region_offset(region.region)
+        generation = first_generation(header.epoch)
+        for chunk in range(geometry.chunks):
+            first, count = geometry.chunk_span(chunk)
+            with self._buffers.take(CHUNK_SLOTS * PAIR) as buffer:
+                for i in range(count):
+                    address = SlotAddress(region.device, region.region, SlotNo(first + i))
+                    free = Descriptor(Kind.FREE, address, header.epoch, generation, FORMATTED_SEQUENCE)
+                    buffer[i * PAIR : i * PAIR + PAGE] = layout.encode_descriptor(self.pool, free)
+                    buffer[i * PAIR + PAGE : (i + 1) * PAIR] = bytes(PAGE)
+                offset = start + geometry.descriptor_offset(SlotNo(first))
+                await self._write(attached, offset, buffer[: count * PAIR])
+
+    async def write_superblock(self, superblock: Superblock) -> None:
+        """Write the page of the device's superblock pair that its sequence names. :raises Unavailable, DeviceError:"""
+        attached = self._attached(superblock.device_no)
+        with self._buffers.take(PAGE) as page:
+            page[:] = layout.encode_superblock(superblock)
+            await self._write(attached, layout.superblock_offset(superblock.sequence), page)
+        attached.superblock = superblock
+
+    # ── I/O with the loss of a device noticed ────────────────────────────────────────────────────────────
+
+    async def _read(self, attached: Attached, offset: int, into: memoryview) -> None:
+        try:
+            await attached.device.read_into(offset, into)
+        except DeviceLost:
+            self.mark_lost(attached.superblock.device_no)
+            raise
+
+    async def _write(self, attached: Attached, offset: int, data: memoryview) -> None:
+        try:
+            await attached.device.write_from(offset, data)
+        except DeviceLost:
+            self.mark_lost(attached.superblock.device_no)
+            raise
+
+    async def aclose(self) -> None:
+        """Close every device."""
+        for attached in self.devices.values():
+            await attached.device.aclose()
+
+
+def first_generation(epoch: Epoch) -> Generation:
+    """The generation of a slot's first use after its region was formatted: no generation ever comes twice."""
+    return Generation(epoch << 32)

@@ -1,0 +1,425 @@
+"""Creating pools, and opening them: from devices to a Pool.
+
+A pool is opened from any set of its devices, in any order and under any names: superblocks say which is which. Devices
+that are missing leave the pool degraded, their objects are misses.
+
+Order when a pool is made: region headers, flush, superblocks, flush. Without a superblock it is not a pool.
+Order when it is opened for writing: superblocks with the next sequence (from here on a catalogue kept elsewhere is known
+to be stale), recovery, the catalogue's session.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from uuid import UUID
+
+import trio
+
+from blockdev import layout
+from blockdev.catalog import Catalog, Trust
+from blockdev.device import Device
+from blockdev.errors import (
+    BadSuperblock,
+    BlockError,
+    DeviceMismatch,
+    FormatError,
+    NoSpace,
+    WrongDomain,
+)
+from blockdev.eviction import Lru, Policy
+from blockdev.media import Attached, Media
+from blockdev.memory import page_buffer
+from blockdev.pool import Parts, Pool
+from blockdev.reading import Reader
+from blockdev.recovery import Recovered, Recovery, fill_space
+from blockdev.region import IllegalTransition
+from blockdev.room import Room, RoomOptions
+from blockdev.space import Space
+from blockdev.types import (
+    EXTENT_CLASSES,
+    MIB,
+    PAGE,
+    DeviceEntry,
+    DeviceNo,
+    Epoch,
+    RegionHeader,
+    RegionNo,
+    RegionState,
+    SlotClass,
+    Superblock,
+)
+from blockdev.versions import Debts, Versions
+
+log = logging.getLogger(__name__)
+
+_COMMIT_BUSY = 0.005
+_COMMIT_IDLE = 0.05
+"""Seconds between looks whether the catalogue has changes to commit."""
+_REGIONS_MIN = 4
+"""One for directories and small files, and some for extents."""
+
+
+@dataclass(frozen=True, slots=True)
+class CreateOptions:
+    """How a pool is to be.
+
+    :ivar domain: who coordinates it, `local:<uuid>` or `etcd:<cluster id>`
+    :ivar region_size: bytes; None chooses by the devices' sizes
+    """
+
+    name: str
+    domain: str
+    extent_class: SlotClass = SlotClass.MIB4
+    region_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenOptions:
+    """How to open a pool.
+
+    :ivar domain: ours; a pool of another one is refused
+    :ivar flush: make each publication durable against power loss (`durability: flush`), not only against kill -9
+    :ivar boot_id: names this boot of the system
+    :ivar wall_ns: the wall clock, ns since 1970
+    :ivar policy: makes the eviction policy
+    """
+
+    domain: str
+    flush: bool = False
+    readonly: bool = False
+    grace: float = 0.0
+    writer_is_live: bool = False
+    """Read-only: another process keeps the catalogue current."""
+    boot_id: str = field(default_factory=lambda: Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+    wall_ns: Callable[[], int] = time.time_ns
+    policy: Callable[[], Policy] = Lru
+
+
+# ── superblocks ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def read_superblock(device: Device) -> Superblock:
+    """The device's current superblock.
+
+    :raises BadSuperblock: not a kvfs device, or both pages are damaged
+    :raises UnknownVersion: written by a newer kvfs
+    :raises DeviceError:
+    """
+    if device.size < layout.superblock_offset(1) + PAGE:
+        raise BadSuperblock(f"{device.name} is too small to be a kvfs device")
+    pages = [page_buffer(PAGE), page_buffer(PAGE)]
+    for sequence, page in enumerate(pages):
+        await device.read_into(layout.superblock_offset(sequence), page)
+    try:
+        return layout.pick_superblock(pages)
+    except FormatError as error:
+        raise type(error)(f"{device.name}: {error}") from error
+
+
+async def _write_superblock(device: Device, superblock: Superblock) -> None:
+    page = page_buffer(PAGE)
+    page[:] = layout.encode_superblock(superblock)
+    await device.write_from(layout.superblock_offset(superblock.sequence), page)
+
+
+def _geometry(superblock: Superblock) -> layout.DeviceGeometry:
+    size = superblock.devices[superblock.device_no].size
+    return layout.DeviceGeometry(size, superblock.data_offset, superblock.region_size)
+
+
+# ── creating ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def create_pool(devices: Sequence[Device], options: CreateOptions) -> Superblock:
+    """Make a pool of these devices, whatever they hold. Returns the first one's superblock.
+
+    :raises NoSpace: a device is too small
+    :raises ValueError: no devices, too many, or no such extent size
+    :raises DeviceError:
+    """
+    if not 1 <= len(devices) <= layout.DEVICES_MAX:
+        raise ValueError(f"a pool has 1 to {layout.DEVICES_MAX} devices")
+    if options.extent_class not in EXTENT_CLASSES:
+        raise ValueError(f"no extent size: {options.extent_class.name}")
+    sizes = [device.size for device in devices]
+    region_size = options.region_size or layout.default_region_size(sizes, options.extent_class)
+    table = tuple(DeviceEntry(_new_uuid(), size) for size in sizes)
+    first = Superblock(
+        pool=_new_uuid(),
+        device=table[0].uuid,
+        device_no=DeviceNo(0),
+        domain=options.domain,
+        name=options.name,
+        region_size=region_size,
+        data_offset=layout.DEFAULT_DATA_OFFSET,
+        extent_class=options.extent_class,
+        devices=table,
+        sequence=1,
+    )
+    for device in devices:
+        check_size(device, region_size)
+    superblocks = [replace(first, device=e.uuid, device_no=DeviceNo(n)) for n, e in enumerate(table)]
+    for device, superblock in zip(devices, superblocks, strict=True):
+        await _prepare(device, superblock)
+    for device, superblock in zip(devices, superblocks, strict=True):
+        await _introduce(device, superblock)
+    return first
+
+
+def check_size(device: Device, region_size: int) -> None:
+    """:raises NoSpace: the device holds too few regions"""
+    least = layout.DEFAULT_DATA_OFFSET + _REGIONS_MIN * region_size
+    if device.size < least:
+        raise NoSpace(
+            f"{device.name} has {device.size // MIB} MiB; at least {-(-least // MIB)} MiB are needed"
+        )
+
+
+async def _prepare(device: Device, superblock: Superblock) -> None:
+    """Erase old superblocks and write both pages of every region header."""
+    zero = page_buffer(PAGE)
+    for sequence in (0, 1):
+        await device.write_from(layout.superblock_offset(sequence), zero)
+    geometry = _geometry(superblock)
+    pair = page_buffer(layout.PAIR)
+    for number in range(geometry.regions):
+        for sequence in (2, 3):
+            header = RegionHeader(
+                pool=superblock.pool,
+                device_no=superblock.device_no,
+                region=RegionNo(number),
+                state=RegionState.UNUSED,
+                writer=UUID(int=0),
+                epoch=Epoch(0),
+                slot_class=SlotClass.INLINE,
+                unproven=False,
+                sequence=sequence,
+            )
+            start = sequence % 2 * PAGE
+            pair[start : start + PAGE] = layout.encode_region_header(header)
+        await device.write_from(geometry.region_offset(RegionNo(number)), pair)
+    await device.flush()
+
+
+async def _introduce(device: Device, superblock: Superblock) -> None:
+    """Write both pages of a device's superblock."""
+    for sequence in (superblock.sequence, superblock.sequence + 1):
+        await _write_superblock(device, replace(superblock, sequence=sequence))
+    await device.flush()
+
+
+async def add_device(present: Sequence[Device], new: Device) -> Superblock:
+    """Add `new` to the pool of which `present` are all devices; nobody may have it open. Returns its superblock.
+
+    The new device knows of itself before the others know of it: after a crash in between, the longer table counts.
+
+    :raises DeviceMismatch: devices of the pool are missing
+    :raises NoSpace: it is too small
+    :raises ValueError: the pool has as many devices as it can have
+    :raises FormatError, DeviceError:
+    """
+    attached = await _attach(present)
+    table = max((a.superblock.devices for a in attached), key=len)
+    if len(attached) != len(table):
+        raise DeviceMismatch("a device can be added only while all others are there")
+    if len(table) >= layout.DEVICES_MAX:
+        raise ValueError(f"a pool has at most {layout.DEVICES_MAX} devices")
+    first = attached[0].superblock
+    check_size(new, first.region_size)
+    entry = DeviceEntry(_new_uuid(), new.size)
+    grown = (*table, entry)
+    superblock = replace(first, device=entry.uuid, device_no=DeviceNo(len(table)), devices=grown, sequence=1)
+    await _prepare(new, superblock)
+    await _introduce(new, superblock)
+    for one in attached:
+        known = replace(one.superblock, devices=grown, sequence=one.superblock.sequence + 1)
+        await _write_superblock(one.device, known)
+        await one.device.flush()
+    return superblock
+
+
+async def set_domain(devices: Sequence[Device], domain: str) -> None:
+    """Take a pool over into another coordination domain; nobody may have it open. :raises FormatError, DeviceError:"""
+    for one in await _attach(devices):
+        taken = replace(one.superblock, domain=domain, sequence=one.superblock.sequence + 1)
+        await _write_superblock(one.device, taken)
+        await one.device.flush()
+
+
+async def erase(device: Device) -> None:
+    """Make a device no device of a pool any more. :raises DeviceError:"""
+    zero = page_buffer(PAGE)
+    for sequence in (0, 1):
+        await device.write_from(layout.superblock_offset(sequence), zero)
+    await device.flush()
+
+
+def _new_uuid() -> UUID:
+    return UUID(bytes=secrets.token_bytes(16), version=4)
+
+
+# ── opening ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def _attach(devices: Sequence[Device]) -> list[Attached]:
+    """:raises DeviceMismatch: of different pools, given twice, or smaller than recorded. :raises FormatError:"""
+    if not devices:
+        raise DeviceMismatch("no device of the pool is there")
+    attached: list[Attached] = []
+    for device in devices:
+        superblock = await read_superblock(device)
+        size = superblock.devices[superblock.device_no].size
+        if device.size < size:
+            raise DeviceMismatch(f"{device.name} has shrunk: {device.size} bytes, the pool uses {size}")
+        for other in attached:
+            if other.superblock.pool != superblock.pool:
+                raise DeviceMismatch(f"{device.name} belongs to another pool than {other.device.name}")
+            if other.superblock.device == superblock.device:
+                raise DeviceMismatch(f"{device.name} and {other.device.name} are the same device of the pool")
+        attached.append(Attached(device, superblock, _geometry(superblock)))
+    return attached
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A pool that is open, and what opening it found."""
+
+    pool: Pool
+    recovered: Recovered
+    missing: tuple[DeviceNo, ...]
+
+
+@asynccontextmanager
+async def open_pool(devices: Sequence[Device], folder: Path, options: OpenOptions) -> AsyncIterator[Opened]:
+    """Open the pool of these devices; they are closed with it.
+
+    :param folder: where this host keeps the pool's catalogue
+    :raises WrongDomain: it is coordinated elsewhere
+    :raises FormatError, DeviceError, OSError:
+    """
+    async with AsyncExitStack() as stack:
+        for device in devices:
+            stack.push_async_callback(device.aclose)
+        attached = await _attach(devices)
+        table = max((a.superblock.devices for a in attached), key=len)
+        superblock = replace(attached[0].superblock, devices=table)
+        if superblock.domain != options.domain:
+            raise WrongDomain(
+                f"pool {superblock.name!r} is coordinated by {superblock.domain}, this host's domain is {options.domain}"
+            )
+        media = Media(superblock.pool, attached)
+        for number in media.devices:
+            await media.load_headers(number, repair=not options.readonly)
+        before = {a.superblock.device: a.superblock.sequence for a in attached}
+        if not options.readonly:
+            await _next_sequences(media, table)
+        catalog, trust = _open_catalog(folder, superblock.pool, before, options, stack)
+        opener = _Opener(media, catalog, superblock, options)
+        pool, recovered = await opener.run(trust)
+        if not options.readonly:
+            sequences = {a.superblock.device: a.superblock.sequence for a in media.devices.values()}
+            catalog.begin_session(options.boot_id, sequences)
+        missing = tuple(DeviceNo(n) for n in range(len(table)) if n not in media.devices)
+        async with trio.open_nursery() as nursery:
+            if not options.readonly:
+                nursery.start_soon(_keep_committing, catalog)
+            try:
+                yield Opened(pool, recovered, missing)
+            finally:
+                nursery.cancel_scope.cancel()
+                if not options.readonly:
+                    with trio.CancelScope(shield=True):
+                        await _settle(opener)
+
+
+def _open_catalog(
+    folder: Path, pool: UUID, sequences: dict[UUID, int], options: OpenOptions, stack: AsyncExitStack
+) -> tuple[Catalog, Trust]:
+    catalog = Catalog.open(folder, pool, readonly=options.readonly)
+    stack.callback(catalog.close, clean=False)
+    trust = catalog.trust(options.boot_id, sequences)
+    if not options.readonly or trust is Trust.CURRENT:
+        return catalog, trust
+    if trust is Trust.CRASHED and options.writer_is_live:
+        return catalog, Trust.CURRENT
+    scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="kvfs-catalogue-"))
+    temporary = Catalog.open(Path(scratch), pool)
+    stack.callback(temporary.close, clean=False)
+    return temporary, Trust.STALE
+
+
+async def _next_sequences(media: Media, table: tuple[DeviceEntry, ...]) -> None:
+    for attached in media.devices.values():
+        known = attached.superblock
+        await media.write_superblock(replace(known, devices=table, sequence=known.sequence + 1))
+    await media.flush(media.devices)
+
+
+@dataclass(slots=True)
+class _Opener:
+    """Wires the parts of one pool."""
+
+    media: Media
+    catalog: Catalog
+    superblock: Superblock
+    options: OpenOptions
+    policy: Policy = field(init=False)
+    room: Room = field(init=False)
+
+    async def run(self, trust: Trust) -> tuple[Pool, Recovered]:
+        try:
+            return await self._recover(trust)
+        except IllegalTransition as error:
+            if trust is Trust.STALE or self.options.readonly:
+                raise BlockError(
+                    f"the media of pool {self.superblock.name!r} contradict themselves: {error}"
+                ) from error
+            log.warning("the catalogue contradicts itself (%s): it is built again from the media", error)
+            return await self._recover(Trust.STALE)
+
+    async def _recover(self, trust: Trust) -> tuple[Pool, Recovered]:
+        options, superblock = self.options, self.superblock
+        space = Space()
+        self.policy = options.policy()
+        reader = Reader(self.media, superblock.extent_class.payload_size)
+        room = RoomOptions(_new_uuid(), superblock.extent_class, options.flush, options.grace)
+        self.room = Room(self.media, space, self.catalog, self.policy, room)
+        damaged = fill_space(self.media, space)
+        recovery = Recovery(self.media, self.catalog, space, reader, None if options.readonly else self.room)
+        recovered = await recovery.run(trust, self.policy)
+        recovered.damaged_regions = damaged
+        debts = Debts(recovered.owed, recovered.high, options.wall_ns)
+        versions = Versions(self.catalog, self.policy, self.room, reader, debts)
+        parts = Parts(
+            superblock,
+            self.media,
+            self.catalog,
+            space,
+            self.policy,
+            self.room,
+            reader,
+            versions,
+            options.readonly,
+        )
+        return Pool(parts), recovered
+
+
+async def _keep_committing(catalog: Catalog) -> None:
+    while True:
+        await trio.sleep(_COMMIT_BUSY if catalog.has_changes else _COMMIT_IDLE)
+        catalog.commit_due(trio.current_time())
+
+
+async def _settle(opener: _Opener) -> None:
+    """Leave media and catalogue so that the next opening believes them. :raises DeviceError, OSError:"""
+    media = opener.media
+    await media.flush(number for number in media.devices if media.available(number))
+    opener.catalog.save_order(opener.policy.order())
+    opener.catalog.close(clean=not opener.room.counters.failed)

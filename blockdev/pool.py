@@ -1,0 +1,541 @@
+"""A pool: named, immutable objects on many devices. Combines space, media, catalogue and eviction.
+
+A Pool is made by `opening.open_pool` and lives inside its `async with`. Its state changes only in the trio thread and
+only between awaits. What must always hold:
+
+- Whoever finds an object by name can read all of it, or gets a miss. Payloads and body records are written before the
+  head record that lists them; the head is one page of a pair, so it is there or not.
+- A name goes from one version to the next by one page: the new head has the higher stamp. The old version is made
+  invalid after that, and the new one may not leave before: else a crash would bring the old one back.
+- A freed slot is invalid on media before it is reused, and while anybody still reads the version that held it, it is
+  not reused at all.
+
+Locks: names before objects, each kind in one order; eviction only tries.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypedDict, Unpack
+
+import trio
+
+from blockdev import layout
+from blockdev.catalog import Catalog
+from blockdev.errors import (
+    ChecksumError,
+    DeviceTimeout,
+    Exists,
+    IsDirectory,
+    Missing,
+    NotDirectory,
+    NotEmpty,
+    ReadOnly,
+)
+from blockdev.eviction import Policy
+from blockdev.locks import KeyedLocks
+from blockdev.media import Media
+from blockdev.publication import NewObject, directory_mode, moved, symlink_mode
+from blockdev.publisher import OWED_ROOM, Consumed, Publisher
+from blockdev.reading import ReadCounters, Reader
+from blockdev.room import Room, RoomCounters
+from blockdev.space import Space, SpaceTotals
+from blockdev.types import (
+    ROOT,
+    Descriptor,
+    DeviceNo,
+    DirectoryId,
+    ExtentRef,
+    Kind,
+    ObjectId,
+    SlotRef,
+    Superblock,
+)
+from blockdev.versions import Versions
+
+log = logging.getLogger(__name__)
+
+
+class Attributes(TypedDict, total=False):
+    """What `Pool.update` may change."""
+
+    mode: int
+    uid: int
+    gid: int
+    mtime_ns: int
+    xattrs: tuple[tuple[bytes, bytes], ...]
+
+
+@dataclass(slots=True)
+class PoolCounters:
+    """Events since the pool was opened."""
+
+    published: int = 0
+    published_bytes: int = 0
+    removed: int = 0
+    evicted: int = 0
+    evicted_bytes: int = 0
+    evicted_unread: int = 0
+    """Evicted without having been used since they were stored or the pool was opened."""
+    quarantined: int = 0
+    """Objects dropped because their bytes were wrong."""
+
+
+class RoomTotals(NamedTuple):
+    """Payload bytes of a pool."""
+
+    total: int
+    used: int
+    """Held by objects."""
+    held: int
+    """Reserved by writers or pinned by readers: what cannot be evicted now."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatistics:
+    """A snapshot; counters are since the pool was opened."""
+
+    pool: PoolCounters
+    reads: ReadCounters
+    room: RoomCounters
+    space: SpaceTotals
+    totals: RoomTotals
+    objects: int
+    """Files, directories and symlinks."""
+    unreachable_devices: tuple[DeviceNo, ...]
+    """Missing or lost."""
+
+
+class Parts(NamedTuple):
+    """What a pool is made of; `opening` assembles them."""
+
+    superblock: Superblock
+    media: Media
+    catalog: Catalog
+    space: Space
+    policy: Policy
+    room: Room
+    reader: Reader
+    versions: Versions
+    readonly: bool
+
+
+class Pool:
+    """See the module.
+
+    :ivar extent_size: bytes
+    :ivar on_gone: called, between awaits, with each object that leaves without being asked to: evicted or damaged
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self.superblock = parts.superblock
+        self.name = parts.superblock.name
+        self.uuid = parts.superblock.pool
+        self.extent_size = parts.superblock.extent_class.payload_size
+        self.readonly = parts.readonly
+        self.on_gone: list[Callable[[Descriptor], None]] = []
+        self.media = parts.media
+        self.catalog = parts.catalog
+        self._space = parts.space
+        self._policy = parts.policy
+        self._room = parts.room
+        self._reader = parts.reader
+        self._versions = parts.versions
+        self._publisher = Publisher(
+            parts.media, parts.space, parts.room, parts.reader, parts.versions, extent_size=self.extent_size
+        )
+        self._names: KeyedLocks[tuple[DirectoryId, bytes]] = KeyedLocks()
+        self._objects: KeyedLocks[ObjectId] = KeyedLocks()
+        self._entering: Counter[DirectoryId] = Counter()
+        self._counters = PoolCounters()
+        self._room.evict = self._evict
+        self.media.on_lost.append(self._device_lost)
+
+    # ── names ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def lookup(self, directory: DirectoryId, name: bytes) -> Descriptor | None:
+        """The object, directory or symlink of that name; None if there is none or part of it cannot be reached."""
+        record = self.catalog.get(directory, name)
+        return record if record is not None and self.reachable(record) else None
+
+    def children(self, directory: DirectoryId, after: bytes = b"") -> Iterator[Descriptor]:
+        """What is in a directory, by name, from the first name greater than `after`."""
+        return (record for record in self.catalog.children(directory, after) if self.reachable(record))
+
+    def current(self, record: Descriptor) -> Descriptor | None:
+        """What the object of `record` is now, under whatever name; None if it is gone."""
+        return self.catalog.by_id(record.object_id)
+
+    def directory(self, directory: DirectoryId) -> Descriptor | None:
+        """The record of a directory by its id; None for an unknown one and for a root that was never changed."""
+        record = self.catalog.by_id(ObjectId(directory))
+        return record if record is not None and record.kind is Kind.DIRECTORY else None
+
+    def is_empty(self, directory: DirectoryId) -> bool:
+        return not self.catalog.has_children(directory) and not self._entering[directory]
+
+    def reachable(self, record: Descriptor) -> bool:
+        """Whether every slot that the record lists can be read."""
+        return self.media.reachable(record)
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────
+
+    async def extents(self, record: Descriptor) -> tuple[ExtentRef, ...]:
+        """All extents of an object. :raises ChecksumError, Raced, Unavailable, DeviceError:"""
+        return await self._reader.extents(record)
+
+    async def read_extent(self, record: Descriptor, index: int, into: memoryview) -> int:
+        """Fill `into` (page-aligned, whole pages) with extent `index`, verified; returns its used bytes.
+
+        An object whose bytes are wrong is dropped before the error is raised: from then on it is a miss.
+
+        :raises ChecksumError, Raced, Unavailable, DeviceError:
+        """
+        try:
+            return await self._reader.read_extent(record, index, into)
+        except ChecksumError as error:
+            await self._quarantine(record, error)
+            raise
+
+    async def verify(self, record: Descriptor) -> None:
+        """Read all of an object. :raises: as `read_extent`, which also says what happens to a damaged one"""
+        try:
+            await self._reader.verify(record)
+        except ChecksumError as error:
+            await self._quarantine(record, error)
+            raise
+
+    def touch(self, record: Descriptor) -> None:
+        """Say that the object was used: it moves away from eviction."""
+        now = trio.current_time()
+        self._versions.unread.discard(record.object_id)
+        self._policy.touch(record.object_id, now)
+        self._space.touch(record.address, now)
+
+    def pin(self, record: Descriptor) -> None:
+        """Keep this version's slots from being evicted or reused until `unpin`."""
+        self._versions.pins.add(record)
+
+    def unpin(self, record: Descriptor) -> None:
+        """Undo one `pin` of the same version. :raises KeyError: it was not pinned"""
+        self._versions.pins.remove(record)
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────────────────────
+
+    async def reserve(self, length: int) -> SlotRef:
+        """A private slot for up to `length` bytes (at most an extent), made by evicting others if need be.
+
+        :raises NoSpace: nothing more may be evicted
+        :raises ReadOnly:
+        """
+        self._check_writable()
+        return await self._room.reserve(self._room.class_for(length))
+
+    def slot_size(self, length: int) -> int:
+        """Payload bytes of the slot that `reserve(length)` gives."""
+        return self._room.class_for(length).payload_size
+
+    def give_back(self, ref: SlotRef) -> None:
+        """Undo `reserve`."""
+        self._room.give_back(ref)
+
+    async def write(self, ref: SlotRef, data: memoryview) -> None:
+        """Write `data` (page-aligned, whole pages) to the start of a reserved slot's payload.
+
+        :raises DeviceTimeout: the slot is not used again, since the write may still arrive
+        :raises Unavailable, DeviceError:
+        """
+        try:
+            await self.media.write_payload(ref.address, data)
+        except DeviceTimeout:
+            self._space.quarantine(ref.address)
+            raise
+
+    async def read_reserved(self, ref: SlotRef, into: memoryview) -> None:
+        """Read back what was written to a reserved slot. :raises Unavailable, DeviceError:"""
+        await self.media.read_payload(ref.address, into)
+
+    def inline_limit(self, name: bytes, xattrs: tuple[tuple[bytes, bytes], ...] = ()) -> int:
+        """Most bytes that `publish` takes inline for such an object; negative if the attributes alone do not fit."""
+        return layout.max_inline(name, xattrs, OWED_ROOM)
+
+    async def publish(self, new: NewObject) -> Descriptor:
+        """Make `new` what its name stands for.
+
+        Takes over every reserved slot in `new.extents`, also when it fails: then they are freed.
+
+        :raises BadName, RecordTooLarge:
+        :raises Missing: no such directory
+        :raises Exists, IsDirectory: the name is taken
+        :raises NoSpace, ReadOnly, IntegrityError, Unavailable, DeviceError:
+        """
+        self._check_writable()
+        layout.check_name(new.name)
+        with trio.CancelScope(shield=True):
+            taken = await self._publisher.consumed(new)
+            try:
+                async with (
+                    self._entering_directory(new.directory),
+                    self._names.hold((new.directory, new.name)),
+                ):
+                    head = await self._publish_locked(new, taken)
+            except BaseException:
+                await self._publisher.abandon(taken)
+                raise
+        return head
+
+    async def _publish_locked(self, new: NewObject, taken: Consumed) -> Descriptor:
+        old = self._replaceable(new)
+        base = self.current(new.base) if new.base is not None else None
+        async with self._objects.hold(*{record.object_id for record in (old, base) if record is not None}):
+            old = self._replaceable(new)  # may have been evicted while we waited
+            base = self.current(new.base) if new.base is not None else None
+            head = await self._publisher.write(new, old, base, taken)
+            if old is not None and old.object_id != head.object_id:
+                await self._versions.replaced(old, head)
+        if head.kind is Kind.HEAD:
+            self._counters.published += 1
+            self._counters.published_bytes += head.size
+        return head
+
+    def _replaceable(self, new: NewObject) -> Descriptor | None:
+        old = self.catalog.get(new.directory, new.name)
+        if old is None:
+            return None
+        if not new.replace:
+            raise Exists(f"{new.name!r} exists")
+        if old.kind is Kind.DIRECTORY:
+            raise IsDirectory(f"{new.name!r} is a directory")
+        return old
+
+    @asynccontextmanager
+    async def _entering_directory(self, directory: DirectoryId) -> AsyncIterator[None]:
+        """While something is being put into a directory, it is not empty."""
+        if directory != ROOT and self.directory(directory) is None:
+            raise Missing("the directory is gone")
+        self._entering[directory] += 1
+        try:
+            yield
+        finally:
+            self._entering[directory] -= 1
+            if not self._entering[directory]:
+                del self._entering[directory]
+
+    async def make_directory(
+        self, directory: DirectoryId, name: bytes, mode: int, uid: int, gid: int
+    ) -> Descriptor:
+        """A new, empty directory; `mode` without a file type.
+
+        :raises Exists: the name is taken
+        :raises: as `publish`
+        """
+        return await self.publish(
+            NewObject(
+                directory, name, directory_mode(mode), uid, gid, self._versions.wall_ns(), 0,
+                kind=Kind.DIRECTORY, replace=False,
+            )
+        )  # fmt: skip
+
+    async def make_symlink(
+        self, directory: DirectoryId, name: bytes, target: bytes, uid: int, gid: int
+    ) -> Descriptor:
+        """A symlink to `target`. :raises Exists: the name is taken. :raises: as `publish`"""
+        return await self.publish(
+            NewObject(
+                directory, name, symlink_mode(), uid, gid, self._versions.wall_ns(), len(target),
+                kind=Kind.SYMLINK, inline=target, replace=False,
+            )
+        )  # fmt: skip
+
+    # ── changing names and attributes ────────────────────────────────────────────────────────────────────
+
+    async def rename(
+        self, record: Descriptor, directory: DirectoryId, name: bytes, *, replace: bool = True
+    ) -> Descriptor:
+        """Give an object, directory or symlink another name, in one step; what had that name is replaced.
+
+        :raises Missing: it is gone, or the directory is
+        :raises Exists: the name is taken and `replace` is false
+        :raises IsDirectory, NotDirectory, NotEmpty: the two are not of a kind that may replace each other
+        :raises BadName, ReadOnly, Unavailable, DeviceError:
+        """
+        self._check_writable()
+        layout.check_name(name)
+        source, target = (record.directory, record.name), (directory, name)
+        with trio.CancelScope(shield=True):
+            async with self._entering_directory(directory), self._names.hold(source, target):
+                old = self._replaceable_by(record, directory, name, replace=replace)
+                ids = {r.object_id for r in (record, old) if r is not None}
+                async with self._objects.hold(*ids):
+                    current = self._must_be(record)
+                    if source == target:
+                        return current
+                    old = self._replaceable_by(record, directory, name, replace=replace)
+                    owed = self._versions.inherit(current.object_id, old)
+                    stamp = self._versions.next_stamp(current, old)
+                    head = await self._rewrite(moved(current, directory, name, stamp, owed))
+                    self.catalog.delete(*source)
+                    self._versions.remember(head)
+                    if old is not None:
+                        await self._versions.replaced(old, head)
+                    return head
+
+    async def _rewrite(self, head: Descriptor) -> Descriptor:
+        """Write the next page of a live head's slot, its sequence set here."""
+        head = replace(head, sequence=await self._room.sequence_of(head.address) + 1)
+        await self._publisher.write_head(head)
+        await self._room.barrier([head.ref])
+        return head
+
+    def _must_be(self, record: Descriptor) -> Descriptor:
+        current = self.current(record)
+        if current is None or (current.directory, current.name) != (record.directory, record.name):
+            raise Missing(f"{record.name!r} is gone")
+        return current
+
+    def _replaceable_by(
+        self, record: Descriptor, directory: DirectoryId, name: bytes, *, replace: bool
+    ) -> Descriptor | None:
+        old = self.catalog.get(directory, name)
+        if old is None or old.object_id == record.object_id:
+            return None
+        if not replace:
+            raise Exists(f"{name!r} exists")
+        if old.kind is Kind.DIRECTORY:
+            if record.kind is not Kind.DIRECTORY:
+                raise IsDirectory(f"{name!r} is a directory")
+            if not self.is_empty(DirectoryId(old.object_id)):
+                raise NotEmpty(f"{name!r} is not empty")
+        elif record.kind is Kind.DIRECTORY:
+            raise NotDirectory(f"{name!r} is not a directory")
+        return old
+
+    async def update(self, record: Descriptor, **attributes: Unpack[Attributes]) -> Descriptor:
+        """Change attributes of an object, directory or symlink.
+
+        :raises Missing: it is gone
+        :raises RecordTooLarge: they do not fit
+        :raises ReadOnly, Unavailable, DeviceError:
+        """
+        self._check_writable()
+        with trio.CancelScope(shield=True):
+            async with (
+                self._names.hold((record.directory, record.name)),
+                self._objects.hold(record.object_id),
+            ):
+                current = self._must_be(record)
+                stamp = self._versions.next_stamp(current)
+                owed = self._versions.owed_by(current.object_id)
+                changed = replace(current, stamp=stamp, ctime_ns=stamp, supersedes=owed, **attributes)
+                layout.pack_descriptor(changed)
+                head = await self._rewrite(changed)
+                self._versions.remember(head)
+                return head
+
+    async def update_root(self, mode: int, uid: int, gid: int) -> Descriptor:
+        """Change the attributes of the pool's root directory. :raises: as `publish`"""
+        self._check_writable()
+        current = self.directory(ROOT)
+        if current is not None:
+            return await self.update(current, mode=directory_mode(mode), uid=uid, gid=gid)
+        with trio.CancelScope(shield=True):
+            return await self._publisher.write_root(directory_mode(mode), uid, gid)
+
+    async def remove(self, record: Descriptor) -> None:
+        """Remove an object, symlink or empty directory. Those who pinned it may go on reading.
+
+        :raises Missing: it is gone
+        :raises NotEmpty:
+        :raises ReadOnly, Unavailable, DeviceError:
+        """
+        self._check_writable()
+        with trio.CancelScope(shield=True):
+            async with (
+                self._names.hold((record.directory, record.name)),
+                self._objects.hold(record.object_id),
+            ):
+                current = self._must_be(record)
+                if current.kind is Kind.DIRECTORY and not self.is_empty(DirectoryId(current.object_id)):
+                    raise NotEmpty(f"{current.name!r} is not empty")
+                await self._versions.remove(current)
+                self._counters.removed += 1
+
+    # ── leaving unasked ──────────────────────────────────────────────────────────────────────────────────
+
+    async def _evict(self, object_id: ObjectId) -> bool:
+        if object_id in self._versions.pins:
+            return False
+        with self._objects.try_hold(object_id) as held:
+            record = self.catalog.by_id(object_id) if held else None
+            if record is None or not self.reachable(record) or not await self._versions.settle(object_id):
+                return False
+            unread = object_id in self._versions.unread
+            self.catalog.delete(record.directory, record.name)
+            if not await self._versions.free(record):
+                log.warning("%r could not be evicted: its slot is not used any more", record.name)
+            self._counters.evicted += 1
+            self._counters.evicted_bytes += record.size
+            self._counters.evicted_unread += unread
+        self._tell_gone(record)
+        return True
+
+    async def _quarantine(self, record: Descriptor, error: ChecksumError) -> None:
+        with trio.CancelScope(shield=True):
+            async with self._objects.hold(record.object_id):
+                current = self.current(record)
+                if current is None or current.stamp != record.stamp:
+                    return
+                self._counters.quarantined += 1
+                log.warning("object dropped: %s", error)
+                if self.readonly:
+                    return
+                slots = await self._versions.slots(current)
+                self.catalog.delete(current.directory, current.name)
+                await self._versions.settle(current.object_id)
+                await self._versions.free(current)
+                for ref in slots:
+                    self._space.quarantine(ref.address)
+        self._tell_gone(record)
+
+    def _tell_gone(self, record: Descriptor) -> None:
+        for callback in self.on_gone:
+            callback(record)
+
+    def _device_lost(self, device: DeviceNo) -> None:
+        self._space.drop_device(device)
+
+    def _check_writable(self) -> None:
+        if self.readonly:
+            raise ReadOnly(f"pool {self.name!r} was opened for reading")
+
+    # ── figures ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def totals(self) -> RoomTotals:
+        """Payload bytes; regions not in use yet count as free."""
+        space = self._space.totals()
+        unused = space.unused_regions * self.superblock.region_size
+        return RoomTotals(
+            total=space.total + unused,
+            used=space.live,
+            held=min(space.live, self._versions.pins.bytes) + space.reserved,
+        )
+
+    def statistics(self) -> PoolStatistics:
+        """A snapshot of counters and sums."""
+        return PoolStatistics(
+            pool=replace(self._counters),
+            reads=replace(self._reader.counters),
+            room=replace(self._room.counters),
+            space=self._space.totals(),
+            totals=self.totals(),
+            objects=self.catalog.count,
+            unreachable_devices=tuple(
+                DeviceNo(number)
+                for number in range(len(self.superblock.devices))
+                if not self.media.available(DeviceNo(number))
+            ),
+        )

@@ -1,0 +1,266 @@
+"""Puts a new version on media, in the order that makes it whole or absent; see `pool` for what must hold."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+import trio
+from xxhash import xxh3_64_intdigest
+
+from blockdev import layout
+from blockdev.errors import DeviceError, DeviceTimeout, RecordTooLarge, Unavailable
+from blockdev.media import Media, PageBuffers, padded
+from blockdev.publication import Home, NewObject, body_record, extent_length, head_record, slots_of
+from blockdev.reading import Reader
+from blockdev.room import Room
+from blockdev.space import Space
+from blockdev.types import (
+    NO_ID,
+    ROOT,
+    Descriptor,
+    DeviceNo,
+    DirectoryId,
+    ExtentRef,
+    Generation,
+    Kind,
+    ObjectId,
+    RegionId,
+    RegionNo,
+    SlotClass,
+    SlotNo,
+    SlotRef,
+    Xxh3,
+)
+from blockdev.versions import Versions
+
+OWED_ROOM = [SlotRef(DeviceNo(0), RegionNo(0), SlotNo(0), Generation(0))] * 4
+"""Superseded slots for which every record keeps room."""
+
+
+@dataclass(slots=True)
+class Consumed:
+    """The slots that a publication has taken."""
+
+    fresh: list[SlotRef]
+    """Reserved, nothing recorded in them yet."""
+    recorded: list[SlotRef] = field(default_factory=list)
+    """Their descriptor says that they belong to the object."""
+
+    @property
+    def all(self) -> list[SlotRef]:
+        return list(dict.fromkeys([*self.fresh, *self.recorded]))
+
+
+class Publisher:
+    """Writes the records of new versions.
+
+    :param extent_size: bytes per extent
+    """
+
+    def __init__(
+        self, media: Media, space: Space, room: Room, reader: Reader, versions: Versions, *, extent_size: int
+    ) -> None:
+        self._media = media
+        self._space = space
+        self._room = room
+        self._reader = reader
+        self._versions = versions
+        self._extent_size = extent_size
+        self._buffers = PageBuffers()
+
+    async def base_extents(self, new: NewObject) -> tuple[ExtentRef, ...]:
+        """:raises IntegrityError, Unavailable, DeviceError:"""
+        return await self._reader.extents(new.base) if new.base is not None else ()
+
+    async def consumed(self, new: NewObject) -> Consumed:
+        """The reserved slots in `new`, those it shares with its base left out. :raises: as `base_extents`"""
+        kept = frozenset(extent.ref for extent in await self.base_extents(new))
+        return Consumed([e.ref for e in new.extents if not e.is_hole and e.ref not in kept])
+
+    async def abandon(self, consumed: Consumed) -> None:
+        """Free what a failed publication had taken."""
+        for ref in consumed.all:
+            if ref in consumed.recorded:
+                await self._room.invalidate([ref])
+            else:
+                self._room.give_back(ref)
+
+    async def write(
+        self, new: NewObject, old: Descriptor | None, current: Descriptor | None, taken: Consumed
+    ) -> Descriptor:
+        """Make `new` durable as the successor of `old`; afterwards its head is on media.
+
+        The caller holds the locks of the name, of `old` and of the base.
+
+        :param old: what the name stands for now
+        :param current: what the base's object is now, under whatever name
+        :raises RecordTooLarge, NoSpace, IntegrityError, Unavailable, DeviceError:
+        """
+        self._check_fits(new)
+        current = await self._keepable(new, current)
+        if current is None and new.base is not None:
+            new = await self._copied(new, taken)
+        object_id = current.object_id if current else ObjectId(secrets.token_bytes(16))
+        home = await self._place(await self._home(current, taken))
+        indexes = await self._write_indexes(new, home.ref, object_id, taken)
+        await self._write_bodies(new, home.ref, object_id, taken)
+        stamp = self._versions.next_stamp(old, current)
+        owed = self._versions.inherit(current.object_id if current else None, old)
+        head = head_record(new, home, object_id, stamp, indexes, owed)
+        await self._room.barrier([*taken.all, head.ref])
+        await self.write_head(head)
+        await self._room.barrier([head.ref])
+        before = await self._versions.slots(current) if current is not None else []
+        self._enter(head, new.extents, taken)
+        if current is not None:
+            kept = set(slots_of(head, new.extents))
+            await self._versions.drop(current, [ref for ref in before if ref not in kept], stamp)
+        return head
+
+    def _check_fits(self, new: NewObject) -> None:
+        owed = OWED_ROOM
+        if layout.max_inline(new.name, new.xattrs, owed) < len(new.inline):
+            raise RecordTooLarge(f"the attributes of {new.name!r} do not fit its record")
+        if layout.descriptor_room(new.name, new.xattrs, owed) < layout.EXTENT_ENTRY_SIZE * _INDEXES_MAX:
+            raise RecordTooLarge(f"the attributes of {new.name!r} do not fit its record")
+
+    async def _keepable(self, new: NewObject, current: Descriptor | None) -> Descriptor | None:
+        """`current`, if `new` keeps slots of it and can be published by rewriting its head."""
+        shared = set(await self.base_extents(new)) & set(new.extents)
+        wanted = {extent.ref for extent in shared if not extent.is_hole}
+        if current is None or not wanted or (current.directory, current.name) != (new.directory, new.name):
+            return None
+        there = {extent.ref for extent in await self._reader.extents(current)}
+        return current if wanted <= there else None
+
+    async def _copied(self, new: NewObject, taken: Consumed) -> NewObject:
+        """`new` with what it shares with its base copied to slots of its own."""
+        base = new.base
+        assert base is not None
+        shared = frozenset(await self.base_extents(new))
+        extents = list(new.extents)
+        for index, extent in enumerate(extents):
+            if extent.is_hole or extent not in shared:
+                continue
+            length = extent_length(new.size, index, self._extent_size)
+            ref = await self._room.reserve(self._room.class_for(length))
+            taken.fresh.append(ref)
+            with self._buffers.take(self._extent_size) as buffer:
+                await self._reader.read_extent(base, index, buffer)
+                await self._media.write_payload(ref.address, buffer[: padded(length)])
+            extents[index] = ExtentRef(*ref, extent.xxh3)
+        return replace(new, extents=tuple(extents))
+
+    async def _home(self, current: Descriptor | None, taken: Consumed) -> SlotRef:
+        if current is not None:
+            return current.ref
+        if not taken.fresh:
+            taken.fresh.append(await self._room.reserve(SlotClass.INLINE))
+        return taken.fresh[0]
+
+    async def _place(self, ref: SlotRef) -> Home:
+        epoch = self._media.header(RegionId(ref.device, ref.region)).epoch
+        return Home(ref, epoch, await self._room.sequence_of(ref.address))
+
+    async def _write_bodies(
+        self, new: NewObject, head: SlotRef, object_id: ObjectId, taken: Consumed
+    ) -> None:
+        own = frozenset(taken.fresh)
+        for index, extent in enumerate(new.extents):
+            if extent.is_hole or extent.ref not in own or extent.ref == head:
+                continue
+            size = extent_length(new.size, index, self._extent_size)
+            await self._write_body(Kind.BODY, extent.ref, head, object_id, (index, size), taken)
+
+    async def _write_body(
+        self,
+        kind: Kind,
+        ref: SlotRef,
+        head: SlotRef,
+        object_id: ObjectId,
+        part: tuple[int, int],
+        taken: Consumed,
+    ) -> None:
+        record = body_record(kind, await self._place(ref), head, object_id, *part)
+        taken.recorded.append(ref)
+        await self._room.write_record(record)
+
+    async def _write_indexes(
+        self, new: NewObject, head: SlotRef, object_id: ObjectId, taken: Consumed
+    ) -> list[ExtentRef]:
+        owed = OWED_ROOM
+        if len(new.extents) <= layout.max_extents(new.name, new.xattrs, owed):
+            return []
+        indexes: list[ExtentRef] = []
+        for number, start in enumerate(range(0, len(new.extents), layout.EXTENTS_PER_INDEX)):
+            entries = layout.pack_extents(new.extents[start : start + layout.EXTENTS_PER_INDEX])
+            ref = await self._room.reserve(layout.INDEX_CLASS)
+            taken.fresh.append(ref)
+            with self._buffers.take(padded(len(entries))) as buffer:
+                buffer[:] = entries.ljust(len(buffer), b"\0")
+                await self._media.write_payload(ref.address, buffer)
+            await self._write_body(Kind.INDEX, ref, head, object_id, (number, len(entries)), taken)
+            indexes.append(ExtentRef(*ref, Xxh3(xxh3_64_intdigest(entries))))
+        return indexes
+
+    async def write_head(self, head: Descriptor) -> None:
+        """Write a record that speaks for a name, so that afterwards it is known whether it is there.
+
+        A device that leaves that open is lost: a record that came up later would speak for a name again.
+
+        :raises Unavailable, DeviceError: it is not there
+        """
+        try:
+            await self._room.write_record(head)
+        except DeviceError as error:
+            device = head.address.device
+            if isinstance(error, DeviceTimeout):
+                self._media.mark_lost(device)
+                raise
+            try:
+                found = await self._media.read_descriptor(head.address)
+            except (DeviceError, Unavailable):
+                self._media.mark_lost(device)
+                raise error from None
+            if found != head:
+                raise
+            self._space.set_sequence(head.address, head.sequence)
+
+    async def write_root(self, mode: int, uid: int, gid: int) -> Descriptor:
+        """Give the root directory, which has no record until it is changed, its first one.
+
+        :raises NoSpace, Unavailable, DeviceError:
+        """
+        now = self._versions.wall_ns()
+        new = NewObject(DirectoryId(NO_ID), b"", mode, uid, gid, now, 0, kind=Kind.DIRECTORY)
+        taken = Consumed([await self._room.reserve(SlotClass.INLINE)])
+        try:
+            place = await self._place(taken.fresh[0])
+            head = head_record(new, place, ObjectId(ROOT), self._versions.next_stamp(), (), ())
+            await self.write_head(head)
+            await self._room.barrier([head.ref])
+        except BaseException:
+            await self.abandon(taken)
+            raise
+        self._enter(head, (), taken)
+        return head
+
+    def _enter(self, head: Descriptor, extents: Sequence[ExtentRef], taken: Consumed) -> None:
+        """Make a durable head known: one step, without an await."""
+        now = trio.current_time()
+        for ref in taken.all:
+            with suppress(Unavailable):  # lost since: the object is there, but not to be reached
+                self._space.publish(ref, head.object_id)
+                self._space.touch(ref, now)
+        taken.fresh.clear()
+        taken.recorded.clear()
+        self._versions.remember(head)
+        if head.kind is Kind.HEAD:
+            self._versions.arrived(head.object_id, self._media.classes(slots_of(head, extents)), now)
+
+
+_INDEXES_MAX = 16
+"""Index slots for which every record keeps room: 64 GiB in extents of 2 MiB need 15."""

@@ -1,0 +1,335 @@
+"""From media back to a pool: what is there, what it means, what is garbage.
+
+The media are the truth. A catalogue that was closed clean is believed as it is; after a kill -9 only the chunks that
+were being changed are read again; otherwise everything is. In each case the same steps follow:
+
+1. read the chunks' records;
+2. believe a head only if it is whole: each slot that it lists must say that it belongs to this object;
+3. let the highest stamp decide about each name;
+4. enter what is live into the catalogue, and make invalid what is not.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
+
+import trio
+
+from blockdev import stamps
+from blockdev.catalog import Catalog, Trust
+from blockdev.errors import DeviceError, IntegrityError, Unavailable
+from blockdev.eviction import Policy
+from blockdev.media import Media
+from blockdev.publication import slots_of
+from blockdev.reading import Reader
+from blockdev.region import Region
+from blockdev.room import Room
+from blockdev.space import Space
+from blockdev.types import (
+    CHUNK_SLOTS,
+    ROOT,
+    Descriptor,
+    DirectoryId,
+    DirtyChunk,
+    Kind,
+    ObjectId,
+    RegionId,
+    RegionState,
+    SlotAddress,
+    SlotRef,
+    Stamp,
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Recovered:
+    """What opening a pool found."""
+
+    trust: Trust
+    chunks: int = 0
+    """Chunks of descriptors read."""
+    garbage: int = 0
+    """Slots freed that no object claimed."""
+    broken: int = 0
+    """Heads dropped because a part was missing."""
+    damaged_regions: int = 0
+    high: Stamp = field(default=Stamp(0))
+    owed: dict[ObjectId, tuple[SlotRef, ...]] = field(default_factory=dict)
+
+
+def chunk_of(address: SlotAddress) -> DirtyChunk:
+    """The chunk of descriptors that a slot is in."""
+    return DirtyChunk(address.device, address.region, address.slot // CHUNK_SLOTS)
+
+
+def fill_space(media: Media, space: Space) -> int:
+    """Tell `space` of every region on media; returns how many have a damaged header and are not used."""
+    damaged = 0
+    for number, attached in media.devices.items():
+        for region in range(attached.geometry.regions):
+            header = attached.headers.get(region)  # type: ignore[call-overload]
+            region_id = RegionId(number, region)  # type: ignore[arg-type]
+            if header is None:
+                damaged += 1
+                space.drop_region(region_id)
+            elif header.state is RegionState.ACTIVE:
+                slots = media.geometry(region_id).slots
+                space.add_region(Region(region_id, header.slot_class, header.epoch, slots))
+            else:
+                space.add_unused(region_id)
+    return damaged
+
+
+class Recovery:
+    """One run over a pool that is being opened.
+
+    :param room: how garbage is made invalid; None for a pool that is only read
+    """
+
+    def __init__(
+        self, media: Media, catalog: Catalog, space: Space, reader: Reader, room: Room | None
+    ) -> None:
+        self._media = media
+        self._catalog = catalog
+        self._space = space
+        self._reader = reader
+        self._room = room
+        self._scanned: frozenset[DirtyChunk] = frozenset()
+        self._found: dict[SlotRef, Descriptor] = {}
+
+    async def run(self, trust: Trust, policy: Policy) -> Recovered:
+        """Make catalogue, space and policy say what the media say. :raises OSError: the catalogue's disk"""
+        result = Recovered(trust)
+        if trust is Trust.STALE:
+            self._catalog.clear()
+        chunks = self._chunks(trust)
+        result.chunks = len(chunks)
+        await self._read(chunks)
+        if chunks:
+            await self._reconcile(result)
+        await self._claim(result, policy)
+        return result
+
+    # ── 1. reading ───────────────────────────────────────────────────────────────────────────────────────
+
+    def _chunks(self, trust: Trust) -> list[DirtyChunk]:
+        if trust is Trust.CURRENT:
+            return []
+        regions = {region.id: region for region in self._space.regions()}
+        if trust is Trust.CRASHED:
+            dirty = self._catalog.dirty_chunks()
+            known = [
+                c
+                for c in dirty
+                if (r := regions.get(RegionId(c.device, c.region))) and c.chunk * CHUNK_SLOTS < r.slots
+            ]
+            return sorted(known, key=lambda c: (c.device, c.region, c.chunk))
+        return [
+            DirtyChunk(*region_id, chunk)
+            for region_id in sorted(regions)
+            for chunk in range(self._media.geometry(region_id).chunks)
+        ]
+
+    async def _read(self, chunks: Collection[DirtyChunk]) -> None:
+        self._scanned = frozenset(chunks)
+        limit = trio.CapacityLimiter(16)
+
+        async def read(chunk: DirtyChunk) -> None:
+            region_id = RegionId(chunk.device, chunk.region)
+            async with limit:
+                try:
+                    records = await self._media.read_chunk(region_id, chunk.chunk)
+                except (DeviceError, Unavailable) as error:
+                    log.warning(
+                        "region %d of device %d cannot be read (%s): its objects are misses",
+                        *region_id[::-1],
+                        error,
+                    )
+                    self._space.drop_region(region_id)
+                    return
+            for record in self._space.load_chunk(region_id, chunk.chunk, records):
+                self._found[record.ref] = record
+
+        async with trio.open_nursery() as nursery:
+            for chunk in chunks:
+                nursery.start_soon(read, chunk)
+
+    def _is_scanned(self, ref: SlotRef) -> bool:
+        """Whether it is known what became of this use of a slot: by a scan, or because the catalogue is right."""
+        return self._media.available(ref.device)
+
+    # ── 2. and 3. what is live ───────────────────────────────────────────────────────────────────────────
+
+    async def _reconcile(self, result: Recovered) -> None:
+        broken: list[Descriptor] = []
+        self._drop_outdated(await self._half_gone(broken))
+        candidates: list[Descriptor] = []
+        for record in list(self._found.values()):
+            if record.kind in {Kind.BODY, Kind.INDEX}:
+                continue
+            whole = record.kind is not Kind.HEAD or await self._is_whole(record)
+            (candidates if whole else broken).append(record)
+        rivals = [
+            r
+            for c in candidates
+            if (r := self._catalog.get(c.directory, c.name)) and r.ref not in self._found
+        ]
+        resolution = stamps.resolve({r.ref: r for r in [*candidates, *rivals]}.values(), self._is_scanned)
+        for (directory, name), record in resolution.live.items():
+            self._catalog.put(replace(record, directory=directory, name=name))
+        orphans = self._drop_orphans() if result.trust is Trust.STALE else []
+        result.broken = len(broken)
+        parts = await self._unclaimed()
+        garbage = [*resolution.garbage, *broken, *orphans, *parts]
+        result.garbage = len(garbage)
+        await self._free(garbage)
+
+    async def _half_gone(self, broken: list[Descriptor]) -> list[Descriptor]:
+        """Catalogue entries that a scan contradicts: their head is another one now, or a part of them is not theirs."""
+        outdated: list[Descriptor] = []
+        for record in self._catalog.scan():
+            if self._is_of_old_epoch(record):
+                outdated.append(record)
+            elif chunk_of(record.address) in self._scanned:
+                found = self._found.get(record.ref)
+                if found is None or (found.object_id, found.sequence) != (record.object_id, record.sequence):
+                    outdated.append(record)
+            elif self._touches_scanned(record) and not await self._is_whole(record):
+                outdated.append(record)
+                broken.append(record)
+        return outdated
+
+    def _touches_scanned(self, record: Descriptor) -> bool:
+        return any(not e.is_hole and chunk_of(e.address) in self._scanned for e in record.extents)
+
+    def _is_of_old_epoch(self, record: Descriptor) -> bool:
+        """Whether a region that it is in was formatted since."""
+        for ref in [record.ref, *(extent.ref for extent in record.extents if not extent.is_hole)]:
+            header = self._media.known_header(RegionId(ref.device, ref.region))
+            if header is not None and (
+                header.state is not RegionState.ACTIVE or header.epoch != ref.generation >> 32
+            ):
+                return True
+        return False
+
+    def _drop_outdated(self, outdated: Iterable[Descriptor]) -> None:
+        for record in outdated:
+            self._catalog.delete(record.directory, record.name)
+
+    async def _is_whole(self, head: Descriptor) -> bool:
+        """Whether every slot that a head lists says that it belongs to it. Parts on missing devices are believed."""
+        kind = Kind.INDEX if head.indexed else Kind.BODY
+        if not await self._all_belong(head, [e.ref for e in head.extents if not e.is_hole], kind):
+            return False
+        if not head.indexed or not self._reachable(head):
+            return True
+        try:
+            extents = await self._reader.extents(head)
+        except (IntegrityError, DeviceError, Unavailable):
+            return False
+        return await self._all_belong(head, [e.ref for e in extents if not e.is_hole], Kind.BODY)
+
+    def _reachable(self, head: Descriptor) -> bool:
+        return self._media.reachable(head)
+
+    async def _all_belong(self, head: Descriptor, refs: Iterable[SlotRef], kind: Kind) -> bool:
+        for ref in refs:
+            if ref == head.ref or not self._media.available(ref.device):
+                continue
+            part = await self._record_at(ref)
+            if part is None or (part.kind, part.object_id, part.generation) != (
+                kind,
+                head.object_id,
+                ref.generation,
+            ):
+                return False
+        return True
+
+    async def _record_at(self, ref: SlotRef) -> Descriptor | None:
+        if chunk_of(ref.address) in self._scanned:
+            return self._found.get(ref)
+        try:
+            return await self._media.read_descriptor(ref.address)
+        except (DeviceError, Unavailable):
+            return None
+
+    def _drop_orphans(self) -> list[Descriptor]:
+        """Take out what no path leads to. Only when everything was seen, since a directory may be elsewhere."""
+        devices = self._media.devices
+        complete = len(devices) == len(next(iter(devices.values())).superblock.devices)
+        if not complete or any(len(a.headers) < a.geometry.regions for a in devices.values()):
+            return []
+        children: dict[DirectoryId, list[Descriptor]] = {}
+        for record in self._catalog.scan():
+            if record.object_id != ObjectId(ROOT):
+                children.setdefault(record.directory, []).append(record)
+        waiting = [ROOT]
+        while waiting:
+            inside = children.pop(waiting.pop(), ())
+            waiting += [DirectoryId(r.object_id) for r in inside if r.kind is Kind.DIRECTORY]
+        orphans = [record for group in children.values() for record in group]
+        for record in orphans:
+            self._catalog.delete(record.directory, record.name)
+        return orphans
+
+    async def _unclaimed(self) -> list[Descriptor]:
+        """Bodies and index slots that no live head lists."""
+        parts = [record for record in self._found.values() if record.kind in {Kind.BODY, Kind.INDEX}]
+        claims: dict[SlotRef, frozenset[SlotRef]] = {}
+        for part in parts:
+            if part.head is None or part.head in claims:
+                continue
+            head = self._catalog.by_id(part.object_id)
+            if head is not None and head.ref == part.head:
+                claims[part.head] = frozenset(await self._slots(head))
+        return stamps.unclaimed(parts, claims, self._is_scanned)
+
+    async def _slots(self, head: Descriptor) -> list[SlotRef]:
+        try:
+            return slots_of(head, await self._reader.extents(head) if self._reachable(head) else ())
+        except (IntegrityError, DeviceError, Unavailable):
+            return slots_of(head, ())
+
+    async def _free(self, garbage: Iterable[Descriptor]) -> None:
+        if self._room is None:
+            return
+        stopped = False
+        for record in garbage:
+            named = record.kind not in {Kind.BODY, Kind.INDEX}
+            if named and stopped:
+                continue  # see stamps.Resolution.garbage: a later one may keep this one from coming back
+            done = await self._room.invalidate([record.ref])
+            stopped = stopped or (named and not done)
+
+    # ── 4. space and policy ──────────────────────────────────────────────────────────────────────────────
+
+    async def _claim(self, result: Recovered, policy: Policy) -> None:
+        """Mark the slots of everything in the catalogue as taken, and order it for eviction."""
+        files: list[tuple[Stamp, ObjectId]] = []
+        classes = {}
+        for record in self._catalog.scan():
+            result.high = max(result.high, record.stamp)
+            slots = await self._slots(record)
+            for ref in slots:
+                if chunk_of(ref.address) not in self._scanned and self._media.available(ref.device):
+                    sequence = record.sequence if ref == record.ref else 0
+                    self._space.claim(ref, record.object_id, sequence)
+            self._note_debts(record, result)
+            if record.kind is Kind.HEAD and self._reachable(record):
+                files.append((record.stamp, record.object_id))
+                classes[record.object_id] = self._media.classes(slots)
+        for object_id in self._catalog.load_order():
+            if object_id in classes:
+                policy.add(object_id, classes.pop(object_id), trio.current_time())
+        for _, object_id in sorted(files):
+            if object_id in classes:
+                policy.add(object_id, classes[object_id], trio.current_time())
+
+    def _note_debts(self, record: Descriptor, result: Recovered) -> None:
+        owed = tuple(ref for ref in record.supersedes if not self._media.available(ref.device))
+        if owed:
+            result.owed[record.object_id] = owed
