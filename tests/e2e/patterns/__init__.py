@@ -29,6 +29,7 @@ PATTERNS = (
     Pattern("lmcache-fs-collision", lmcache.fs_collision),
     Pattern("lmcache-local-disk", lmcache.local_disk),
     Pattern("lmcache-gds-mapped", lmcache.gds_mapped),
+    Pattern("lmcache-gds-mapped-late", lmcache.gds_mapped_late),
     Pattern("lmcache-gds-slab", lmcache.gds_slab, NO_FALLOCATE),
     Pattern("llm-d-fs", others.llmd_fs),
     Pattern("nixl-libaio", slabs.nixl_libaio),

@@ -20,6 +20,8 @@ from tests.e2e.patterns.toolkit import (
     content,
     fallocate,
     key_of,
+    mapped,
+    msync,
     opened,
     present,
     read_direct,
@@ -162,11 +164,11 @@ def _gds_store(path: Path, data: bytes, *, flush: bool) -> None:
     size = PAGE + len(data)
     with opened(temp, os.O_CREAT | os.O_RDWR) as fd:
         os.ftruncate(fd, size)
-        with mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_WRITE | mmap.PROT_READ) as mapped:
-            mapped[:PAGE] = _gds_header(len(data))
-            mapped[PAGE:] = data
+        with mapped(fd, size, mmap.MAP_SHARED) as view:
+            view[:PAGE] = _gds_header(len(data))
+            view[PAGE:] = data
             if flush:
-                mapped.flush()
+                msync(view)
     temp.replace(data_path)
     temp = twin.with_name(twin.name + unique)
     write_all(temp, _gds_header(len(data)))
@@ -176,9 +178,9 @@ def _gds_store(path: Path, data: bytes, *, flush: bool) -> None:
 def _gds_load(path: Path, size: int) -> bytes:
     populate = mmap.MAP_PRIVATE | mmap.MAP_POPULATE
     with opened(path, os.O_RDONLY) as fd:
-        mapped = mmap.mmap(fd, size, populate, mmap.PROT_READ, offset=PAGE)
-    with mapped:
-        return mapped[:]
+        memory = mmap.mmap(fd, size, populate, mmap.PROT_READ, offset=PAGE)
+    with memory:
+        return memory[:]
 
 
 def _gds_scan(root: Path) -> dict[str, int]:
@@ -205,6 +207,31 @@ def gds_mapped(root: Path, sizes: Sizes) -> Outcome:
         "present": present(path for pair in keys for path in pair),
         "tree": tree(root),
     }
+
+
+def gds_mapped_late(root: Path, sizes: Sizes) -> Outcome:
+    """Mappings that outlive their descriptor, or the file's first name: what is written through them then is in the
+    file all the same, once they are synced or gone.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    outcome: Outcome = {"intact": True}
+    for name in ("close first", "close first, synced", "rename first", "rename first, synced"):
+        temp, final, data = root / f"{name}.tmp", root / name, content(name, sizes.block)
+        fd = os.open(temp, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        os.ftruncate(fd, len(data))
+        with mapped(fd, len(data), mmap.MAP_SHARED) as view:
+            view[:PAGE] = data[:PAGE]
+            os.close(fd)
+            if name.startswith("rename"):
+                temp.rename(final)
+            view[PAGE:] = data[PAGE:]
+            if name.endswith("synced"):
+                msync(view)
+        if temp.exists():
+            temp.rename(final)
+        outcome[name] = read_once(final, len(data) + 1) == data
+        outcome["intact"] = outcome["intact"] and outcome[name]
+    return outcome | {"tree": tree(root)}
 
 
 def gds_slab(root: Path, sizes: Sizes) -> Outcome:

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PAGE = 4096
+WHOLE_MAX = 64 << 20
+"""Bytes; nobody wants to read more of a sparse file."""
 UTIME_NOW = (1 << 30) - 1
 UTIME_OMIT = (1 << 30) - 2
 DT_DIR, DT_REG = 4, 8
@@ -123,13 +125,16 @@ def present(paths: Iterable[Path]) -> list[bool]:
 
 
 def tree(root: Path) -> dict[str, tuple[int, str]]:
-    """Every file below `root`: its size and digest, by relative path."""
+    """Every file below `root`, by relative path: its size and digest, of a symbolic link its target."""
     found: dict[str, tuple[int, str]] = {}
     for folder, _, names in os.walk(root):
         for name in names:
             path = Path(folder, name)
-            size = path.stat().st_size
-            data = read_once(path, size) if size <= 64 << 20 else b"sparse"
+            size = path.lstat().st_size
+            if path.is_symlink():
+                found[str(path.relative_to(root))] = (size, str(path.readlink().name))
+                continue
+            data = read_once(path, size) if size <= WHOLE_MAX else b"sparse"
             found[str(path.relative_to(root))] = (size, digest(data))
     return dict(sorted(found.items()))
 
@@ -139,6 +144,11 @@ def tree(root: Path) -> dict[str, tuple[int, str]]:
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _libc.syscall.restype = ctypes.c_long
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.msync.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_MAP_FAILED = ctypes.c_void_p(-1).value
 _GETDENTS64 = {"x86_64": 217, "aarch64": 61}
 
 
@@ -164,6 +174,27 @@ def fallocate(fd: int, length: int) -> None:
     :raises OSError: EOPNOTSUPP where the file system has no such thing
     """
     _check(_libc.fallocate(fd, 0, 0, length))
+
+
+@contextmanager
+def mapped(fd: int, size: int, flags: int) -> Iterator[memoryview]:
+    """mmap(2), readable and writable. Unlike Python's own it keeps no duplicate of the descriptor, whose close would
+    be one more for the file system to see.
+
+    :raises OSError:
+    """
+    address = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
+    if address == _MAP_FAILED:
+        _check(-1)
+    try:
+        yield memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+    finally:
+        _check(_libc.munmap(address, size))
+
+
+def msync(view: memoryview) -> None:
+    """msync(2) of a whole mapping, MS_SYNC."""
+    _check(_libc.msync(ctypes.addressof(ctypes.c_char.from_buffer(view)), len(view), 4))
 
 
 def touch_atime(path: Path) -> None:
