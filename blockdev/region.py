@@ -221,16 +221,22 @@ class Region:
         self._set_live(slot, record.object_id)
         return True
 
-    def claim(self, slot: SlotNo, owner: ObjectId, generation: Generation, sequence: int = 0) -> None:
-        """An object whose record was not read here (the catalogue or its head names the slot) lives in it.
+    def claim(self, slot: SlotNo, owner: ObjectId, generation: Generation, sequence: int = 0) -> bool:
+        """UNKNOWN → LIVE for an object that names the slot, whose record was not read.
+
+        Who says so (the catalogue, an object's head) may be wrong.
 
         :param sequence: of the slot's record; 0 if it is not known
-        :raises IllegalTransition: the slot is not UNKNOWN
+        :returns: whether it can be so: the slot was unknown, or is this object's already
         """
-        self._expect(slot, SlotState.UNKNOWN)
+        if slot >= self.slots:
+            return False
+        if self._state[slot] != SlotState.UNKNOWN:
+            return self.owner(slot) == owner and self.generation[slot] == generation
         self.generation[slot] = generation
         self.sequence[slot] = sequence
         self._set_live(slot, owner)
+        return True
 
     def set_sequence(self, slot: SlotNo, sequence: int) -> None:
         """A record with this sequence was written. :raises IllegalTransition: it is older than the known one"""
@@ -273,9 +279,13 @@ class Region:
     def free(self, slot: SlotNo, generation: Generation, sequence: int, ready_at: float) -> None:
         """LIVE or RESERVED → LIMBO: a FREE record with this generation and sequence was written.
 
+        A slot quarantined meanwhile stays BAD.
+
         :param ready_at: when it may be reused, on the clock of `reap`
-        :raises IllegalTransition: other states; generation or sequence do not grow
+        :raises IllegalTransition: other states; the generation does not grow, or the sequence shrinks
         """
+        if self._state[slot] == SlotState.BAD:
+            return
         self._expect(slot, SlotState.LIVE, SlotState.RESERVED)
         if generation <= self.generation[slot]:
             raise IllegalTransition(f"{self.ref(slot)}: generation {generation} does not grow")
