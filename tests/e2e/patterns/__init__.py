@@ -6,7 +6,7 @@ same is demanded of a plain directory and of a mount, but for the exceptions doc
 
 from __future__ import annotations
 
-from tests.e2e.patterns import lmcache, others, sglang, slabs, vllm
+from tests.e2e.patterns import lmcache, others, sglang, slabs, uring, vllm
 from tests.e2e.patterns.toolkit import Outcome, Pattern, Sizes, tree
 
 NO_FALLOCATE = {"fallocate": "EOPNOTSUPP"}
@@ -34,6 +34,7 @@ PATTERNS = (
     Pattern("llm-d-fs", others.llmd_fs),
     Pattern("nixl-libaio", slabs.nixl_libaio),
     Pattern("nixl-posix-aio", slabs.nixl_posix_aio),
+    Pattern("nixl-io-uring", uring.batches),
     Pattern("kvbm-disk", slabs.kvbm_disk, NO_FALLOCATE),
     Pattern("kvbm-zero-fill", slabs.kvbm_zero_fill),
     Pattern("mooncake-buckets", others.mooncake_buckets),
