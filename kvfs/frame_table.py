@@ -12,6 +12,7 @@ A frame is always in exactly one of these places:
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -50,6 +51,42 @@ class Frame:
         self.key: FrameKey | None = None
         self.unread = False
         self.ahead = False
+
+
+@dataclass(frozen=True, slots=True)
+class FrameStatistics:
+    """The DRAM tier at one moment. `free + idle + pinned + zombies == frames`; from `hits` on, values only grow."""
+
+    frames: int
+    frame_size: int
+    """Bytes."""
+    free: int
+    idle: int
+    pinned: int
+    zombies: int
+    """Not pinned, but an I/O that was given up may still touch them."""
+    waiting: int
+    """Tasks that wait for a frame."""
+    loading: int
+    """Loads that have not ended."""
+    evicted: int
+    evicted_unread: int
+    """Evicted extents that nobody had looked up since they came."""
+    hits: int
+    misses: int
+    """Look-ups that began a load."""
+    coalesced: int
+    """Look-ups that joined a load."""
+    bytes_loaded: int
+    failed_loads: int
+    starved: int
+    """Requests that ended in NoFrames."""
+    read_ahead: int
+    """Loads begun before anybody asked."""
+    read_ahead_used: int
+    """Of those, looked up later."""
+    read_ahead_refused: int
+    """Not begun, for want of frames or because enough were under way."""
 
 
 class FrameTable:

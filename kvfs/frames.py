@@ -20,7 +20,7 @@ import trio
 from blockdev.errors import BlockError, DeviceTimeout
 from kvfs.arena import Arena
 from kvfs.errors import FramesClosed, FramesError, NoFrames
-from kvfs.frame_table import Frame, FrameKey, FrameTable
+from kvfs.frame_table import Frame, FrameKey, FrameStatistics, FrameTable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
@@ -39,42 +39,6 @@ class ExtentSource(Protocol):
 
         :raises BlockError:
         """
-
-
-@dataclass(frozen=True, slots=True)
-class FrameStatistics:
-    """The DRAM tier at one moment. `free + idle + pinned + zombies == frames`; from `hits` on, values only grow."""
-
-    frames: int
-    frame_size: int
-    """Bytes."""
-    free: int
-    idle: int
-    pinned: int
-    zombies: int
-    """Not pinned, but an I/O that was given up may still touch them."""
-    waiting: int
-    """Tasks that wait for a frame."""
-    loading: int
-    """Loads that have not ended."""
-    evicted: int
-    evicted_unread: int
-    """Evicted extents that nobody had looked up since they came."""
-    hits: int
-    misses: int
-    """Look-ups that began a load."""
-    coalesced: int
-    """Look-ups that joined a load."""
-    bytes_loaded: int
-    failed_loads: int
-    starved: int
-    """Requests that ended in NoFrames."""
-    read_ahead: int
-    """Loads begun before anybody asked."""
-    read_ahead_used: int
-    """Of those, looked up later."""
-    read_ahead_refused: int
-    """Not begun, for want of frames or because enough were under way."""
 
 
 @dataclass(slots=True)
