@@ -135,6 +135,13 @@ def test_arena_refuses_what_it_cannot_cut(size, frame_size):
         Arena(size, frame_size)
 
 
+def test_arena_works_where_the_kernel_knows_no_advice(monkeypatch):
+    for name in ("_MADV_WIPEONFORK", "_MADV_POPULATE_WRITE"):
+        monkeypatch.setattr(f"kvfs.arena.{name}", 9999)
+    arena = Arena(3 * PAGE, PAGE)
+    arena.views[2][:] = bytes([1]) * PAGE
+
+
 def test_memory_outlives_the_arena_while_a_view_is_held():
     view = Arena(2 * PAGE, PAGE).views[1]
     view[:4] = b"kvfs"
