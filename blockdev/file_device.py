@@ -25,6 +25,8 @@ from blockdev.raw_file import RawFile, create_allocated, open_raw
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from outcome import Outcome
+
 IO_TIMEOUT: Final = 5.0
 """Seconds."""
 QUEUE_DEPTH: Final = 32
@@ -48,37 +50,33 @@ class _Transfer:
     """One operation in a thread, from its start until the kernel has returned; see `errors.Pending`."""
 
     def __init__(self, work: Callable[[], None], on_end: Callable[[], None]) -> None:
-        self._work = work
+        self.work = work
         self._on_end = on_end
         self._lock = threading.Lock()
-        self._done = False
         self._callbacks: list[Callable[[], None]] = []
-        self.error: OSError | None = None
+        self._outcome: Outcome[None] | None = None
 
     @property
     def done(self) -> bool:
-        return self._done
+        return self._outcome is not None
+
+    def result(self) -> None:
+        """Raise what the work raised."""
+        if self._outcome is not None:
+            self._outcome.unwrap()
 
     def add_done_callback(self, callback: Callable[[], None]) -> None:
         with self._lock:
-            if not self._done:
+            if not self.done:
                 self._callbacks.append(callback)
                 return
         callback()
 
-    def run(self) -> None:
+    def finish(self, outcome: Outcome[None]) -> None:
         """In the thread."""
-        try:
-            self._work()
-        except OSError as error:
-            self.error = error
-        finally:
-            self._end()
-
-    def _end(self) -> None:
         self._on_end()
         with self._lock:
-            self._done = True
+            self._outcome = outcome
         for callback in self._callbacks:
             callback()
 
@@ -189,15 +187,24 @@ class FileDevice:
     async def _finish(self, transfer: _Transfer, deadline: float) -> None:
         try:
             await _wait(transfer, deadline, self._settle)
-        finally:
-            # Not only at the deadline: a KeyboardInterrupt passes every shield.
-            if not transfer.done:
-                self._zombies.add(transfer)
-                self._lost = self._lost or len(self._zombies) > self._zombie_limit
+        except _NoThread as error:
+            self._raw.leave()
+            self._settle(transfer)
+            raise DeviceError(self.name, errno.EAGAIN, "the system has no thread for it") from error
+        except KeyboardInterrupt:  # passes every shield
+            self._give_up(transfer)
+            raise
         if not transfer.done:
+            self._give_up(transfer)
             raise self._timeout(transfer)
-        if transfer.error is not None:
-            raise _translated(self.name, transfer.error) from transfer.error
+        try:
+            transfer.result()
+        except OSError as error:
+            raise _translated(self.name, error) from error
+
+    def _give_up(self, transfer: _Transfer) -> None:
+        self._zombies.add(transfer)
+        self._lost = self._lost or len(self._zombies) > self._zombie_limit
 
     def _settle(self, transfer: _Transfer) -> None:
         """In the trio thread, when the kernel has returned."""
@@ -211,12 +218,17 @@ class FileDevice:
         )
 
 
+class _NoThread(Exception):
+    """The work has not begun."""
+
+
 async def _wait(
     transfer: _Transfer, deadline: float, settle: Callable[[_Transfer], None] | None = None
 ) -> None:
     """Run a transfer in a thread and wait for it, at most until `deadline`, whatever is cancelled.
 
     :param settle: called in the trio thread when it has ended, however late
+    :raises _NoThread:
     """
     ended = trio.Event()
     token = trio.lowlevel.current_trio_token()
@@ -226,13 +238,17 @@ async def _wait(
             settle(transfer)
         ended.set()
 
-    def deliver(_: object) -> None:
+    def deliver(outcome: Outcome[None]) -> None:
+        transfer.finish(outcome)
         try:
             token.run_sync_soon(arrive)
         except trio.RunFinishedError:
             return  # a zombie that outlived the program's event loop: nobody counts any more
 
-    trio.lowlevel.start_thread_soon(transfer.run, deliver)
+    try:
+        trio.lowlevel.start_thread_soon(transfer.work, deliver)
+    except RuntimeError as error:
+        raise _NoThread from error
     with trio.CancelScope(deadline=deadline, shield=True):
         await ended.wait()
 
@@ -289,8 +305,10 @@ async def _open_in_time(path: Path, *, writable: bool, io_timeout: float) -> Raw
     if not transfer.done:
         transfer.add_done_callback(lambda: _leave_all(opened))
         raise DeviceTimeout(str(path), errno.ETIMEDOUT, f"could not be opened in {io_timeout} s", transfer)
-    if transfer.error is not None:
-        raise _translated(str(path), transfer.error) from transfer.error
+    try:
+        transfer.result()
+    except OSError as error:
+        raise _translated(str(path), error) from error
     return opened[0]
 
 

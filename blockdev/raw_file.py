@@ -8,6 +8,7 @@ import os
 import stat
 import struct
 import threading
+import time
 from typing import TYPE_CHECKING, Final
 
 from blockdev.types import PAGE
@@ -20,6 +21,7 @@ _BLKSSZGET: Final = 0x1268
 _BLKDISCARD: Final = 0x1277
 _BLOCKS: Final = 512
 """Bytes; the unit of st_blocks, whatever the file system's own is."""
+_HELD_ATTEMPTS: Final = 4
 _NO_DISCARD: Final = frozenset({errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL})
 
 
@@ -115,16 +117,21 @@ def open_raw(path: Path, *, writable: bool) -> RawFile:
 def _refuse_if_held(path: Path) -> None:
     """O_EXCL on a block device asks whether the kernel itself uses it.
 
-    Only asked, not kept: other members of a pool open the same device.
+    Only asked, not kept: other members of a pool open the same device. Who asks at the same moment is in the
+    way for microseconds, so a refusal counts only when it stays.
 
     :raises OSError: EBUSY
     """
-    try:
-        os.close(os.open(path, os.O_RDONLY | os.O_EXCL))
-    except OSError as error:
-        if error.errno == errno.EBUSY:
-            raise OSError(errno.EBUSY, "in use: mounted, or part of another volume") from error
-        raise
+    for attempt in range(_HELD_ATTEMPTS):
+        time.sleep(attempt * 0.01)
+        try:
+            os.close(os.open(path, os.O_RDONLY | os.O_EXCL))
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+        else:
+            return
+    raise OSError(errno.EBUSY, "in use: mounted, or part of another volume")
 
 
 def _examine(fd: int) -> RawFile:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -149,6 +150,58 @@ async def test_errors_of_the_system_keep_their_number(path: Path, monkeypatch: p
     await device.aclose()
 
 
+async def test_mistakes_in_the_thread_are_not_taken_for_success(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = await open_file_device(path)
+
+    def fail(*_: object) -> int:
+        raise ValueError("operation forbidden on released memoryview object")
+
+    monkeypatch.setattr(os, "preadv", fail)
+    with pytest.raises(ValueError, match="forbidden"):
+        await device.read_into(0, page_buffer(PAGE))
+    assert device.statistics().running == 0
+    await device.aclose()
+
+
+async def test_no_thread_left(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = await open_file_device(path, queue_depth=1)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trio.lowlevel, "start_thread_soon", fail)
+        for _ in range(2):
+            with pytest.raises(DeviceError, match="no thread") as info:
+                await device.read_into(0, page_buffer(PAGE))
+            assert info.value.errno == errno.EAGAIN
+    await device.read_into(0, page_buffer(PAGE))
+    await device.aclose()
+
+
+def test_an_interrupt_leaves_a_zombie(path: Path) -> None:
+    async def main() -> None:
+        device = GatedDevice(path)
+        device.file.gate.clear()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(interrupt, device)
+            with pytest.raises(KeyboardInterrupt):
+                await device.read_into(0, page_buffer(PAGE))
+            assert device.statistics().zombies == 1
+            device.file.gate.set()
+            await until(lambda: device.statistics().zombies == 0)
+            await device.aclose()
+
+    @trio.lowlevel.enable_ki_protection  # so that it reaches the main task
+    async def interrupt(device: GatedDevice) -> None:
+        await until(lambda: device.file.calls == 1)
+        signal.raise_signal(signal.SIGINT)
+
+    trio.run(main)
+
+
 async def test_long_transfers_are_continued(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device = await open_file_device(path)
     preadv, pwritev = os.preadv, os.pwritev
@@ -278,9 +331,14 @@ async def test_a_mounted_device_is_refused(tmp_path: Path) -> None:
             await reader.aclose()
         finally:
             run("umount", str(folder))
-        first, second = await open_file_device(path), await open_file_device(path)
-        await first.aclose()
-        await second.aclose()
+
+        async def open_and_close() -> None:
+            device = await open_file_device(path)
+            await device.aclose()
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(8):
+                nursery.start_soon(open_and_close)
 
 
 @pytest.mark.loop
