@@ -8,12 +8,13 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import trio
 import trio.testing
 
-from blockdev.device import Device
+from blockdev.device import Device, check_span, check_transfer
 from blockdev.file_device import FileDevice, open_file_device
 from blockdev.testing import Fault, FaultyDevice, MemoryDevice, RandomFaults, check_device
-from blockdev.types import MIB
+from blockdev.types import MIB, PAGE
 from tests.blockdev.block_devices import GatedDevice, allocated, loop_device
 
 SIZE = 2 * MIB
@@ -54,6 +55,77 @@ async def test_file(tmp_path: Path) -> None:
         return device.file.gate.set
 
     await check_device(make, stall=stall)
+
+
+class Careless(MemoryDevice):
+    """Does without the checks."""
+
+    async def write_from(self, offset: int, buffer: memoryview) -> None:
+        await trio.lowlevel.checkpoint()
+        self._media.write(offset, bytes(buffer))
+
+
+class Borrower(MemoryDevice):
+    """Keeps the caller's buffer."""
+
+    async def write_from(self, offset: int, buffer: memoryview) -> None:
+        check_transfer(self, offset, buffer, fill=False)
+        await self._begin()
+        self._media.write(offset, buffer)
+
+
+class Sloppy(MemoryDevice):
+    """Discards more than it was told to."""
+
+    async def discard(self, offset: int, length: int) -> None:
+        check_span(self, offset, length)
+        await self._begin()
+        self._media.zero(offset, length and length + PAGE)
+
+
+class Undead(MemoryDevice):
+    """Works after it was closed."""
+
+    async def _begin(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+class Deserter(MemoryDevice):
+    """Leaves a transfer running when its caller is cancelled."""
+
+    stalled: trio.Event | None = None
+
+    async def read_into(self, offset: int, buffer: memoryview) -> None:
+        if self.stalled is not None:
+            await self.stalled.wait()
+        await super().read_into(offset, buffer)
+
+
+@pytest.mark.parametrize(
+    "kind, complaint",
+    [
+        (Careless, "write_from with a misaligned offset is a ValueError"),
+        (Borrower, "the buffer is the caller's again"),
+        (Sloppy, "discard leaves what is behind it"),
+        (Undead, "read after close is a DeviceClosed"),
+        (Deserter, "a read that is running is not cut short by cancellation"),
+    ],
+)
+async def test_the_suite_finds_what_is_wrong(kind: type[MemoryDevice], complaint: str) -> None:
+    async def make(io_timeout: float) -> MemoryDevice:
+        return kind(SIZE)
+
+    def stall(device: Device) -> Callable[[], None]:
+        assert isinstance(device, Deserter)
+        device.stalled = trio.Event()
+        return device.stalled.set
+
+    with pytest.raises((AssertionError, ExceptionGroup)) as info:
+        await check_device(make, stall=stall)
+    found: BaseException = info.value
+    while isinstance(found, ExceptionGroup):
+        (found,) = found.exceptions
+    assert str(found).splitlines()[0] == complaint
 
 
 @pytest.mark.loop

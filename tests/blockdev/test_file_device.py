@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,11 +14,13 @@ import pytest
 import trio
 import trio.testing
 
+from blockdev import file_device
 from blockdev.errors import DeviceClosed, DeviceError, DeviceLost, DeviceTimeout
-from blockdev.file_device import create_file, open_file_device
+from blockdev.file_device import FileDevice, create_file, open_file_device
 from blockdev.memory import page_buffer
+from blockdev.raw_file import RawFile
 from blockdev.types import MIB, PAGE
-from tests.blockdev.block_devices import GatedDevice, allocated, loop_device, run
+from tests.blockdev.block_devices import GatedDevice, GatedFile, allocated, loop_device, run
 
 SIZE = MIB
 
@@ -314,6 +318,75 @@ def test_what_is_stuck_outlives_the_event_loop(path: Path) -> None:
     trio.run(main)
     devices[0].file.gate.set()
     trio.run(until, lambda: not is_open(devices[0].file.fd, path))
+
+
+async def test_who_waits_in_the_queue_learns_of_loss_and_close(path: Path) -> None:
+    device = GatedDevice(path, queue_depth=1)
+    device.file.gate.clear()
+
+    async def expect_closed() -> None:
+        with pytest.raises(DeviceClosed):
+            await device.read_into(0, page_buffer(PAGE))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(device.read_into, 0, page_buffer(PAGE))
+        await until(lambda: device.file.calls == 1)
+        nursery.start_soon(expect_closed)
+        await trio.testing.wait_all_tasks_blocked()
+        await device.aclose()
+        device.file.gate.set()
+    assert device.file.calls == 1
+    assert device.statistics().running == 0
+
+
+async def test_opening_has_a_deadline(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, opened = threading.Event(), []
+
+    def open_slowly(where: Path, *, writable: bool) -> RawFile:
+        gate.wait(30)
+        opened.append(GatedFile(where))
+        return opened[0]
+
+    monkeypatch.setattr(file_device, "open_raw", open_slowly)
+    with pytest.raises(DeviceTimeout, match="could not be opened") as info:
+        await open_file_device(path, io_timeout=0.05)
+    gate.set()
+    pending = info.value.pending
+    assert pending is not None
+    await until(lambda: pending.done)
+    assert not is_open(opened[0].fd, path)
+
+
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EIO])
+async def test_discard_where_it_is_not_supported(
+    path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    raw = RawFile(os.open(path, os.O_RDWR | os.O_DIRECT), size=SIZE, block_size=PAGE, is_file=False)
+    device = FileDevice("a block device", raw)
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "ioctl", refuse)
+    if number == errno.EOPNOTSUPP:
+        await device.discard(0, PAGE)
+    else:
+        with pytest.raises(DeviceError):
+            await device.discard(0, PAGE)
+    await device.aclose()
+
+
+async def test_file_systems_without_direct_io(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.open
+
+    def refuse(where: Path, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return real(where, flags, mode)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(DeviceError, match="does not support O_DIRECT"):
+        await open_file_device(path)
 
 
 @pytest.mark.loop
