@@ -2,8 +2,9 @@
 
 Nothing here scans: sums follow every transition, and only regions that have something to give are looked at.
 
-A region or device that is lost is dropped. Whoever still holds one of its slots may publish it, give it back, free or
-quarantine it all the same: that is then of no consequence, so nobody needs to know who lost what first.
+A region or device that is lost is dropped; a device for good. Whoever still holds one of its slots may publish it, give
+it back, free or quarantine it, or add a region that was being formatted: that is then of no consequence, so nobody needs
+to know who lost what first.
 """
 
 from __future__ import annotations
@@ -49,13 +50,15 @@ class Space:
     # ── regions ──────────────────────────────────────────────────────────────────────────────────────────
 
     def add_region(self, region: Region) -> None:
-        """Use a region, with the slots it has.
+        """Use a region, with the slots it has; nothing if its device is lost.
 
         :raises IllegalTransition: it is there already
         """
+        if region.id.device in self._lost:
+            return
         if region.id in self._regions:
             raise IllegalTransition(f"{region.id} is in use")
-        self._expect_again(region.id)
+        self._dropped.discard(region.id)
         self._take_unused(region.id)
         self._regions[region.id] = region
         self._tally.add(region)
@@ -70,9 +73,10 @@ class Space:
         region.ledger = self
 
     def add_unused(self, region_id: RegionId) -> None:
-        """Know of a region without a class, to be formatted when one needs it."""
-        self._expect_again(region_id)
-        heappush(self._unused.setdefault(region_id.device, []), region_id.region)
+        """Know of a region without a class, to be formatted when one needs it; nothing if its device is lost."""
+        if region_id.device not in self._lost:
+            self._dropped.discard(region_id)
+            heappush(self._unused.setdefault(region_id.device, []), region_id.region)
 
     def region(self, region_id: RegionId) -> Region:
         """
@@ -196,10 +200,6 @@ class Space:
         if region_id.region in numbers:
             numbers.remove(region_id.region)
             heapify(numbers)
-
-    def _expect_again(self, region_id: RegionId) -> None:
-        self._dropped.discard(region_id)
-        self._lost.discard(region_id.device)
 
     def _find(self, region_id: RegionId) -> Region | None:
         """None if it was dropped. :raises IllegalTransition: there is no such region"""
