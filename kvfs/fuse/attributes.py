@@ -1,0 +1,105 @@
+"""What stat(2) says of an inode, and for how long the kernel may believe it."""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import dataclass
+
+import pyfuse3
+
+from blockdev.types import Descriptor
+from kvfs.fuse.drafts import Draft
+from kvfs.fuse.inodes import Inode
+from kvfs.fuse.volume import Volume
+
+PUBLISHED_TIMEOUT = 3600.0
+"""Seconds. Published files do not change, and the kernel is told when one goes."""
+NEGATIVE_TIMEOUT = 1.0
+"""Seconds; bounds for how long a name that another host makes is missed."""
+_SECTOR = 512
+_BLOCK_SIZE_MAX = 2**31
+
+
+@dataclass(slots=True)
+class RootAttributes:
+    """What the root directory is while the pool has no record of it."""
+
+    mode: int
+    uid: int
+    gid: int
+    time_ns: int
+
+
+class Attributes:
+    """Makes the kernel's records of inodes."""
+
+    def __init__(self, volume: Volume, root: RootAttributes) -> None:
+        self._volume = volume
+        self._root = root
+        self._block_size = min(volume.pool.extent_size, _BLOCK_SIZE_MAX)
+
+    def of(self, inode: Inode) -> pyfuse3.EntryAttributes:
+        entry = pyfuse3.EntryAttributes()
+        entry.st_ino = pyfuse3.InodeT(inode.number)
+        entry.st_nlink = 1
+        entry.st_blksize = self._block_size
+        entry.entry_timeout = self._entry_timeout(inode)
+        if inode.draft is not None:
+            self._draft(entry, inode.draft)
+        elif inode.record is not None:
+            self._record(entry, inode.record)
+        elif inode.is_root:
+            self._root_directory(entry)
+        else:
+            entry.st_mode = pyfuse3.ModeT(stat.S_IFREG)
+            entry.st_nlink = 0
+        if inode.is_directory:
+            entry.st_nlink = 2
+            if inode.mtime_ns:
+                entry.st_mtime_ns = entry.st_ctime_ns = inode.mtime_ns
+        if inode.gone:
+            entry.st_nlink = 0
+        entry.st_atime_ns = inode.atime_ns or entry.st_mtime_ns
+        return entry
+
+    def missing(self) -> pyfuse3.EntryAttributes:
+        """There is no such name."""
+        entry = pyfuse3.EntryAttributes()
+        entry.st_ino = pyfuse3.InodeT(0)
+        entry.entry_timeout = NEGATIVE_TIMEOUT
+        return entry
+
+    def _entry_timeout(self, inode: Inode) -> float:
+        # While somebody writes to a published file, what its name leads to may change with every close.
+        over = self._volume.overlay.get(*inode.place) if not inode.is_directory else None
+        draft = over.draft if over is not None else None
+        return 0.0 if draft is not None and draft.base is not None else PUBLISHED_TIMEOUT
+
+    def _draft(self, entry: pyfuse3.EntryAttributes, draft: Draft) -> None:
+        attributes = draft.attributes
+        entry.attr_timeout = 0.0
+        entry.st_mode = pyfuse3.ModeT(attributes.mode)
+        entry.st_uid = attributes.uid
+        entry.st_gid = attributes.gid
+        entry.st_size = draft.size
+        entry.st_blocks = -(-draft.stored_size // _SECTOR)
+        entry.st_mtime_ns = attributes.mtime_ns
+        entry.st_ctime_ns = attributes.ctime_ns
+
+    def _record(self, entry: pyfuse3.EntryAttributes, record: Descriptor) -> None:
+        entry.attr_timeout = PUBLISHED_TIMEOUT
+        entry.st_mode = pyfuse3.ModeT(record.mode)
+        entry.st_uid = record.uid
+        entry.st_gid = record.gid
+        entry.st_size = record.size
+        entry.st_blocks = -(-record.stored_size // _SECTOR)
+        entry.st_mtime_ns = record.mtime_ns
+        entry.st_ctime_ns = record.ctime_ns
+
+    def _root_directory(self, entry: pyfuse3.EntryAttributes) -> None:
+        root = self._root
+        entry.attr_timeout = PUBLISHED_TIMEOUT
+        entry.st_mode = pyfuse3.ModeT(root.mode)
+        entry.st_uid = root.uid
+        entry.st_gid = root.gid
+        entry.st_mtime_ns = entry.st_ctime_ns = root.time_ns

@@ -1,0 +1,168 @@
+"""The bytes of a file that is being written. Pure: no waiting, no I/O; see `memory` for where they come from.
+
+A file is cut into extents. Of each, the newest bytes lie in the draft's own extent where they have been written, else
+in the version that the draft is based on, else they are zeros. A draft's extent has a slot of the pool from its first
+byte on, so that no byte is accepted for which there is no room, and at most one frame, which it may lose to others
+while the slot holds the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from blockdev.types import Descriptor, ExtentRef, SlotRef, Xxh3
+from kvfs.frames import Frame
+from kvfs.fuse.ranges import Ranges
+
+
+class Piece(NamedTuple):
+    """The part of a request that lies in one extent."""
+
+    extent: int
+    """Its index."""
+    start: int
+    """Relative to the extent."""
+    stop: int
+
+
+class Saved(NamedTuple):
+    """What an extent's slot holds: the first `length` bytes of the extent as of `version`."""
+
+    version: int
+    length: int
+    xxh3: Xxh3
+
+
+class DraftExtent:
+    """An extent with bytes that were not in the version before.
+
+    :ivar slot: where its bytes go; None once it was given back or published
+    :ivar slot_size: bytes that fit there
+    :ivar frame: its newest bytes, if they are in memory
+    :ivar written: which bytes of it are its own; those not written are the base's, or zeros, and undefined in the frame
+    :ivar version: grows with every change of its bytes
+    :ivar saved: what the slot holds
+    :ivar dead: cut off; whoever works on it lets it go
+    """
+
+    __slots__ = (
+        "dead",
+        "frame",
+        "index",
+        "owner",
+        "saved",
+        "slot",
+        "slot_size",
+        "version",
+        "written",
+    )
+
+    def __init__(self, owner: DraftContent, index: int, slot: SlotRef) -> None:
+        self.owner = owner
+        self.index = index
+        self.slot: SlotRef | None = slot
+        self.slot_size = owner.extent_size
+        self.frame: Frame | None = None
+        self.written = Ranges()
+        self.version = 0
+        self.saved: Saved | None = None
+        self.dead = False
+
+    @property
+    def used(self) -> int:
+        """Bytes of this extent that are below the end of the file."""
+        return self.owner.used(self.index)
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the slot holds the newest bytes."""
+        return self.saved is not None and self.saved.version == self.version
+
+    def absorb(self, start: int, data: memoryview | bytes) -> None:
+        """Take bytes into the frame, which must be there."""
+        assert self.frame is not None
+        stop = start + len(data)
+        self.frame.view[start:stop] = data
+        self.written.add(start, stop)
+        self.version += 1
+
+
+class DraftContent:
+    """All bytes of one draft.
+
+    :param extent_size: bytes per extent
+    :ivar size: of the file, in bytes
+    :ivar base: the version that bytes come from which the draft has not written
+    :ivar base_extents: its extents; empty if it is inline
+    :ivar base_limit: how many bytes of the base still count: cutting a file off and extending it makes zeros
+    :ivar dirty: there is something to publish
+    :ivar error: why nothing will be published any more
+    """
+
+    def __init__(self, extent_size: int) -> None:
+        self.extent_size = extent_size
+        self.size = 0
+        self.base: Descriptor | None = None
+        self.base_extents: tuple[ExtentRef, ...] = ()
+        self.base_limit = 0
+        self.extents: dict[int, DraftExtent] = {}
+        self.dirty = False
+        self.error: Exception | None = None
+
+    def rebase(self, base: Descriptor, extents: tuple[ExtentRef, ...]) -> None:
+        """Go on from a published version: every byte is its, nothing is the draft's own."""
+        self.base = base
+        self.base_extents = extents
+        self.base_limit = self.size = base.size
+        self.extents = {}
+        self.dirty = False
+
+    def pieces(self, offset: int, length: int) -> Iterator[Piece]:
+        """Cut the byte range at the extents' borders."""
+        end = offset + length
+        while offset < end:
+            index, start = divmod(offset, self.extent_size)
+            stop = min(self.extent_size, start + end - offset)
+            yield Piece(index, start, stop)
+            offset += stop - start
+
+    def used(self, index: int) -> int:
+        """Bytes of extent `index` below the end of the file."""
+        return max(0, min(self.extent_size, self.size - index * self.extent_size))
+
+    def base_used(self, index: int) -> int:
+        """Bytes of extent `index` that still come from the base where the draft has none; 0 for its holes."""
+        if self.base is None or (not self.base.inline and not self._base_stores(index)):
+            return 0
+        return max(0, min(self.extent_size, self.base_limit - index * self.extent_size))
+
+    def _base_stores(self, index: int) -> bool:
+        return index < len(self.base_extents) and not self.base_extents[index].is_hole
+
+    def kept(self, index: int) -> ExtentRef | None:
+        """The base's extent, if it can be part of the next version exactly as it is."""
+        if self.base is None or not self._base_stores(index):
+            return None
+        was = min(self.extent_size, self.base.size - index * self.extent_size)
+        return self.base_extents[index] if was == self.used(index) == self.base_used(index) else None
+
+    def grow(self, end: int) -> None:
+        """Note that bytes up to `end` were written."""
+        self.size = max(self.size, end)
+        self.dirty = True
+
+    def truncate(self, size: int) -> list[DraftExtent]:
+        """Set the size; returns the extents that are cut off entirely."""
+        gone = []
+        if size < self.size:
+            self.base_limit = min(self.base_limit, size)
+            last = -(-size // self.extent_size)
+            gone = [self.extents.pop(index) for index in sorted(self.extents) if index >= last]
+            cut = self.extents.get(last - 1)
+            if cut is not None:
+                cut.written.cut(size - cut.index * self.extent_size)
+                cut.version += 1
+        self.size = size
+        self.dirty = True
+        return gone

@@ -1,0 +1,350 @@
+"""Files that are being written: one draft for all who write to one file, published when they say so.
+
+A draft is private to those who have it open. What a name stands for changes only when the draft is published, which
+is at each close, fsync or rename after a change; the draft then goes on from what was published, and later writes go
+to fresh slots. A draft whose write failed is poisoned: it is never published again, and every later call fails alike.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import trio
+from xxhash import xxh3_128_digest
+
+from blockdev.errors import BlockError
+from blockdev.publication import NewObject
+from blockdev.types import HOLE, NAME_MAX, Descriptor, DirectoryId, ExtentRef
+from kvfs.errors import FramesError
+from kvfs.fuse.content import DraftContent, Piece
+from kvfs.fuse.memory import DraftMemory
+from kvfs.fuse.ports import PoolPort, Xattrs
+from kvfs.fuse.versions import Versions
+
+_WRITERS_REMEMBERED = 1024
+
+
+@dataclass(slots=True)
+class FileAttributes:
+    """What a file is besides its bytes."""
+
+    mode: int
+    uid: int
+    gid: int
+    mtime_ns: int
+    ctime_ns: int
+    xattrs: Xattrs = ()
+
+
+class Predecessors:
+    """The name that each writing thread published before: a chain of names that are likely read in that order."""
+
+    def __init__(self) -> None:
+        self._last: OrderedDict[int, bytes] = OrderedDict()
+
+    def of(self, thread: int) -> bytes:
+        """128-bit hash of the thread's last name; zeros if there is none."""
+        return self._last.get(thread, bytes(16))
+
+    def note(self, thread: int, name: bytes) -> None:
+        self._last[thread] = xxh3_128_digest(name)
+        self._last.move_to_end(thread)
+        if len(self._last) > _WRITERS_REMEMBERED:
+            self._last.popitem(last=False)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftServices:
+    """What drafts are made of; one for the mount."""
+
+    pool: PoolPort
+    versions: Versions
+    memory: DraftMemory
+    predecessors: Predecessors
+    now_ns: Callable[[], int]
+
+
+class Draft:
+    """A file that is being written.
+
+    :param writer: the thread that began it
+    :ivar directory, name: where it is published
+    :ivar linked: whether it has that name; a draft without one is never published
+    :ivar lock: held while bytes or name change, or the draft is published
+    """
+
+    def __init__(
+        self,
+        services: DraftServices,
+        directory: DirectoryId,
+        name: bytes,
+        attributes: FileAttributes,
+        writer: int,
+    ) -> None:
+        self.directory = directory
+        self.name = name
+        self.attributes = attributes
+        self.linked = True
+        self.writers = 0
+        self.handles = 0
+        self.lock = trio.Lock()
+        self.content = DraftContent(services.pool.extent_size)
+        self._services = services
+        self._writer = writer
+        self._mtime_set = False
+        self._zeros = memoryview(bytes(services.pool.extent_size))
+
+    @property
+    def base(self) -> Descriptor | None:
+        """The version it goes on from: what its name stands for in the pool, if the draft has one."""
+        return self.content.base
+
+    @property
+    def size(self) -> int:
+        return self.content.size
+
+    @property
+    def stored_size(self) -> int:
+        """Bytes that are not holes, roughly."""
+        own = sum(extent.used for extent in self.content.extents.values())
+        return min(self.size, own + (self.base.stored_size if self.base is not None else 0))
+
+    @property
+    def dirty(self) -> bool:
+        return self.content.dirty
+
+    @property
+    def error(self) -> Exception | None:
+        return self.content.error
+
+    @property
+    def is_publishable(self) -> bool:
+        """Whether there is something that its name should stand for and does not yet."""
+        return self.content.dirty and self.linked and self.content.error is None
+
+    def check(self) -> None:
+        """:raises Exception: what poisoned the draft"""
+        if self.content.error is not None:
+            raise self.content.error
+
+    # --- what it goes on from
+
+    async def start_from(self, base: Descriptor) -> None:
+        """Begin as a copy of a published version.
+
+        :raises BlockError: it cannot be read
+        """
+        self._services.versions.pin(base)
+        try:
+            self.content.rebase(base, await self._services.pool.extents(base))
+        except BaseException:
+            self._services.versions.unpin(base)
+            raise
+
+    def rebind(self, record: Descriptor) -> None:
+        """The version it is based on has a new record with the same bytes: renamed, or changed in its attributes."""
+        assert self.content.base is not None
+        self._services.versions.pin(record)
+        self._services.versions.unpin(self.content.base)
+        self.content.base = record
+
+    # --- bytes
+
+    async def write(self, offset: int, data: bytes | memoryview) -> int:
+        """Take all of `data`, or nothing: whatever fails poisons the draft.
+
+        :raises BlockError, FramesError:
+        """
+        async with self.lock:
+            self.check()
+            try:
+                await self._write(offset, memoryview(data))
+            except (BlockError, FramesError) as error:
+                self.content.error = error
+                raise
+        return len(data)
+
+    async def _write(self, offset: int, data: memoryview) -> None:
+        content, memory = self.content, self._services.memory
+        pieces = list(content.pieces(offset, len(data)))
+        extents = [await memory.add(content, piece.extent) for piece in pieces]
+        for piece, extent in zip(pieces, extents, strict=True):
+            length = piece.stop - piece.start
+            await memory.bring(extent)
+            was_whole = extent.written.covers(0, content.extent_size)
+            extent.absorb(piece.start, data[:length])
+            data = data[length:]
+            content.grow(piece.extent * content.extent_size + piece.stop)
+            if not was_whole and extent.written.covers(0, content.extent_size):
+                memory.save_soon(extent)
+        self.touch()
+
+    def touch(self) -> None:
+        """The file changed now."""
+        self.attributes.mtime_ns = self.attributes.ctime_ns = self._services.now_ns()
+        self._mtime_set = False
+
+    def set_mtime(self, mtime_ns: int) -> None:
+        """Set the time of the last change; it stays until the next one."""
+        self.attributes.mtime_ns = mtime_ns
+        self._mtime_set = True
+
+    async def truncate(self, size: int) -> None:
+        """Set the size. :raises Exception: the draft is poisoned"""
+        async with self.lock:
+            self.truncate_locked(size)
+
+    def truncate_locked(self, size: int) -> None:
+        self.check()
+        for extent in self.content.truncate(size):
+            self._services.memory.discard(extent)
+        self.touch()
+
+    async def read(self, offset: int, length: int) -> memoryview | bytes:
+        """Bytes of the draft; fewer at its end. A memoryview is valid until the next checkpoint.
+
+        :raises BlockError, FramesError:
+        """
+        async with self.lock:
+            self.check()
+            length = min(length, self.size - offset)
+            if length <= 0:
+                return b""
+            pieces = list(self.content.pieces(offset, length))
+            if len(pieces) == 1:
+                return await self._read(pieces[0])
+            return b"".join([bytes(await self._read(piece)) for piece in pieces])
+
+    async def _read(self, piece: Piece) -> memoryview | bytes:
+        memory, content = self._services.memory, self.content
+        extent = content.extents.get(piece.extent)
+        if extent is not None:
+            if extent.written.covers(piece.start, piece.stop):
+                frame = await memory.bring(extent)
+            else:
+                frame = await memory.complete(extent)
+            return frame.view[piece.start : piece.stop]
+        stop = min(piece.stop, content.base_used(piece.extent))
+        if stop <= piece.start:
+            return self._zeros[: piece.stop - piece.start]
+        assert content.base is not None
+        frame = await self._services.versions.get(content.base, piece.extent)
+        view = frame.view[piece.start : stop]
+        self._services.versions.unpin_frame(frame)
+        return view if stop == piece.stop else bytes(view) + bytes(piece.stop - stop)
+
+    # --- publishing
+
+    async def publish(self) -> bool:
+        """Make the name stand for what the draft holds, if it changed; whether it did.
+
+        :raises BlockError, FramesError: and the draft is poisoned, now or earlier
+        """
+        async with self.lock:
+            return await self.publish_locked()
+
+    async def publish_locked(self, *, replace: bool = True) -> bool:
+        self.check()
+        if not self.content.dirty or not self.linked:
+            return False
+        try:
+            await self._publish(replace=replace)
+        except (BlockError, FramesError) as error:
+            self.content.error = error
+            raise
+        return True
+
+    async def _publish(self, *, replace: bool) -> None:
+        content, attributes = self.content, self.attributes
+        if not self._mtime_set:
+            attributes.mtime_ns = self._services.now_ns()
+        inline = await self._inline()
+        extents = () if inline is not None else await self._settle_extents()
+        self.check()  # an extent may have been lost while others were written
+        new = NewObject(
+            directory=self.directory,
+            name=self.name,
+            mode=attributes.mode,
+            uid=attributes.uid,
+            gid=attributes.gid,
+            mtime_ns=attributes.mtime_ns,
+            size=content.size,
+            extents=extents,
+            inline=inline or b"",
+            xattrs=attributes.xattrs,
+            predecessor=self._services.predecessors.of(self._writer),
+            base=content.base,
+            replace=replace,
+        )
+        record = await self._hand_over(new)
+        attributes.mtime_ns, attributes.ctime_ns = record.mtime_ns, record.ctime_ns
+        self._services.predecessors.note(self._writer, self.name)
+
+    async def _hand_over(self, new: NewObject) -> Descriptor:
+        """Publish; the pool has the slots from here on, whatever becomes of it."""
+        base, versions, content = self.content.base, self._services.versions, self.content
+        if base is not None:
+            versions.replacing(base)
+        record = None
+        try:
+            record = await self._services.pool.publish(new)
+        finally:
+            if base is not None:
+                versions.replaced(base, record or base)
+            self._let_extents_go(record, handed_over=bool(new.extents))
+        versions.pin(record)
+        if base is not None:
+            versions.unpin(base)
+        content.rebase(record, new.extents)
+        return record
+
+    def _let_extents_go(self, record: Descriptor | None, *, handed_over: bool) -> None:
+        """End the draft's own extents; what is published and in memory can be found there."""
+        memory, versions = self._services.memory, self._services.versions
+        extents, self.content.extents = self.content.extents, {}
+        for index, extent in extents.items():
+            used = extent.used
+            frame = memory.release(extent) if handed_over else None
+            if frame is not None:
+                if record is not None:
+                    versions.adopt(frame, record, index, used)
+                versions.unpin_frame(frame)
+            memory.discard(extent)
+
+    async def _inline(self) -> bytes | None:
+        """The whole file, if it is small enough to be part of its record."""
+        # As if its name were the longest, so that it can be renamed to any.
+        limit = self._services.pool.inline_limit(bytes(NAME_MAX), self.attributes.xattrs)
+        if self.size > limit:
+            return None
+        return bytes(await self._read(Piece(0, 0, self.size))) if self.size else b""
+
+    async def _settle_extents(self) -> tuple[ExtentRef, ...]:
+        content, memory = self.content, self._services.memory
+        count = -(-content.size // content.extent_size)
+        result = [HOLE] * count
+        for index in range(len(content.base_extents)):
+            kept = content.kept(index) if index < count else None
+            if kept is not None:
+                result[index] = kept
+            elif content.base_used(index) and index not in content.extents:
+                await memory.add(
+                    content, index
+                )  # the file's end moved within it: other bytes, another checksum
+        if content.base is not None and content.base.inline and content.base_used(0):
+            await memory.add(content, 0)
+        for index, extent in sorted(content.extents.items()):
+            slot, xxh3 = await memory.settle(extent)
+            result[index] = ExtentRef(*slot, xxh3)
+        return tuple(result)
+
+    # --- the end
+
+    def close(self) -> None:
+        """Nobody has it open any more: give everything back that was not published."""
+        self._let_extents_go(None, handed_over=False)
+        if self.content.base is not None:
+            self._services.versions.unpin(self.content.base)
+            self.content.base = None

@@ -1,0 +1,322 @@
+"""Frames and slots of all drafts: where their bytes are, and how they get there.
+
+Drafts share a bounded number of frames. When it is used up, the extent that nobody has touched for longest is
+written to its slot and its frame passed on; it is read back, and verified, when it is wanted again. Only one task at
+a time moves an extent's bytes, but bytes may be written into its frame meanwhile: its version tells, and a slot that
+holds an older version is simply written again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+from xxhash import xxh3_64_intdigest
+
+from blockdev.errors import BlockError, ChecksumError, DeviceTimeout, NoSpace
+from blockdev.locks import KeyedLocks
+from blockdev.types import PAGE, SlotRef, Xxh3
+from kvfs.errors import FramesClosed, FramesError, NoFrames
+from kvfs.frames import Frame, FrameCache
+from kvfs.fuse.content import DraftContent, DraftExtent, Saved
+from kvfs.fuse.ports import PoolPort
+from kvfs.fuse.versions import Versions
+
+
+def padded(length: int) -> int:
+    """`length` rounded up to whole pages."""
+    return -(-length // PAGE) * PAGE
+
+
+class DraftMemory:
+    """Moves the extents of drafts between frames and slots.
+
+    :param limit: most frames that drafts hold at once; at least 1
+    :param patience: how long a request waits for a frame of another draft, in seconds
+    """
+
+    def __init__(
+        self,
+        pool: PoolPort,
+        frames: FrameCache,
+        versions: Versions,
+        nursery: trio.Nursery,
+        *,
+        limit: int,
+        patience: float = 10.0,
+    ) -> None:
+        self._pool = pool
+        self._frames = frames
+        self._versions = versions
+        self._nursery = nursery
+        self._limit = limit
+        self._patience = patience
+        self._busy: KeyedLocks[DraftExtent] = KeyedLocks()
+        self._resident: OrderedDict[DraftExtent, None] = OrderedDict()
+        """Extents with a frame, those touched last at the end."""
+        self._taken = 0
+        self._changed = trio.Event()
+        self._zeros = memoryview(bytes(pool.extent_size))
+        self.spilled = 0
+        """Frames passed on for want of others, since the mount was made."""
+
+    # --- for drafts
+
+    async def add(self, content: DraftContent, index: int) -> DraftExtent:
+        """The draft's own extent `index`, with a slot; new if there was none.
+
+        :raises BlockError: no slot, NoSpace above all
+        """
+        extent = content.extents.get(index)
+        if extent is None:
+            slot = await self._pool.reserve(content.extent_size)
+            extent = content.extents[index] = DraftExtent(content, index, slot)
+        return extent
+
+    async def bring(self, extent: DraftExtent) -> Frame:
+        """The extent's frame, with its newest bytes; there is no checkpoint after it was found to be there.
+
+        :raises BlockError, FramesError:
+        """
+        while extent.frame is None:
+            async with self._hold(extent):
+                await self._load(extent)
+        self._touch(extent)
+        return extent.frame
+
+    async def complete(self, extent: DraftExtent) -> Frame:
+        """Like `bring`, and every byte of the frame below the end of the file is what the file has there."""
+        while True:
+            frame = await self.bring(extent)
+            if extent.written.covers(0, extent.used):
+                return frame
+            async with self._hold(extent):
+                await self._load(extent)
+                await self._fill(extent)
+
+    def save_soon(self, extent: DraftExtent) -> None:
+        """Write an extent to its slot in the background."""
+        self._nursery.start_soon(self._save_quietly, extent)
+
+    async def settle(self, extent: DraftExtent) -> tuple[SlotRef, Xxh3]:
+        """See that a slot of the smallest class that serves holds the extent's newest bytes.
+
+        The draft must not change meanwhile. The slot remains the extent's.
+
+        :raises BlockError, FramesError:
+        """
+        async with self._hold(extent):
+            assert extent.slot is not None
+            used = extent.used
+            if self._is_settled(extent, used):
+                await self._move_to_smaller(extent, used)
+            if not self._is_settled(extent, used):
+                await self._load(extent)
+                await self._move_to_smaller(extent, used)
+                await self._save(extent)
+            assert extent.saved is not None
+            return extent.slot, extent.saved.xxh3
+
+    def release(self, extent: DraftExtent) -> Frame | None:
+        """Take a settled extent out of the draft: its slot was handed over. Returns its frame, still pinned."""
+        extent.slot = None
+        extent.dead = True
+        frame = extent.frame
+        if frame is not None:
+            self._forget_frame(extent)
+        return frame
+
+    def discard(self, extent: DraftExtent) -> None:
+        """Let an extent go, now or as soon as whoever works on it is done: frame and slot are free again."""
+        extent.dead = True
+        with self._busy.try_hold(extent) as free:
+            if free:
+                self._bury(extent)
+
+    # --- moving bytes; the extent is held
+
+    @asynccontextmanager
+    async def _hold(self, extent: DraftExtent) -> AsyncIterator[None]:
+        async with self._busy.hold(extent):
+            try:
+                yield
+            finally:
+                if extent.dead:
+                    self._bury(extent)
+                self._wake()
+
+    async def _load(self, extent: DraftExtent) -> None:
+        """Give the extent a frame, and what its slot holds."""
+        if extent.dead:
+            raise FramesClosed("the file was closed")
+        if extent.frame is not None:
+            return
+        frame = await self._take()
+        try:
+            if extent.saved is not None and extent.slot is not None:
+                await self._read_back(extent.slot, extent.saved, frame)
+        except BaseException as error:
+            self._give_up(frame, error)
+            self._taken -= 1
+            raise
+        extent.frame = frame
+        self._touch(extent)
+
+    async def _read_back(self, slot: SlotRef, saved: Saved, frame: Frame) -> None:
+        await self._pool.read_reserved(slot, frame.view[: padded(saved.length)])
+        if xxh3_64_intdigest(frame.view[: saved.length]) != saved.xxh3:
+            raise ChecksumError("a file that is being written: its slot holds other bytes than were written")
+
+    async def _fill(self, extent: DraftExtent) -> None:
+        """Make every byte below the end of the file the file's: from the base, else zeros."""
+        content = extent.owner
+        base = content.base
+        if base is not None and extent.written.gaps(0, content.base_used(extent.index)):
+            frame = await self._versions.get(base, extent.index)
+            try:
+                self._copy_gaps(extent, frame.view)
+            finally:
+                self._frames.unpin(frame)
+        assert extent.frame is not None
+        for start, stop in extent.written.gaps(0, extent.used):
+            extent.frame.view[start:stop] = self._zeros[: stop - start]
+            extent.version += 1
+        extent.written.add(0, extent.used)
+
+    def _copy_gaps(self, extent: DraftExtent, source: memoryview) -> None:
+        assert extent.frame is not None
+        # Asked again after the wait: bytes may have been written, or the file cut off.
+        for start, stop in extent.written.gaps(0, extent.owner.base_used(extent.index)):
+            extent.frame.view[start:stop] = source[start:stop]
+            extent.written.add(start, stop)
+            extent.version += 1
+
+    async def _save(self, extent: DraftExtent) -> None:
+        """Write the extent, which has a frame, to its slot."""
+        await self._fill(extent)
+        frame, slot, used, version = extent.frame, extent.slot, extent.used, extent.version
+        assert frame is not None
+        assert slot is not None
+        end = padded(used)
+        frame.view[used:end] = self._zeros[: end - used]
+        digest = Xxh3(xxh3_64_intdigest(frame.view[:used]))
+        try:
+            await self._pool.write(slot, frame.view[:end])
+        except DeviceTimeout as error:
+            if error.pending is not None:
+                self._frames.hold_until(frame, error.pending)
+            raise
+        extent.saved = Saved(version, used, digest)
+
+    def _is_settled(self, extent: DraftExtent, used: int) -> bool:
+        return extent.is_saved and extent.saved is not None and extent.saved.length == used
+
+    async def _move_to_smaller(self, extent: DraftExtent, used: int) -> None:
+        """Take a slot of a smaller class if the file ends early in the extent; keep the old one if there is none."""
+        size = self._pool.slot_size(used)
+        if size >= extent.slot_size:
+            return
+        try:
+            smaller = await self._pool.reserve(used)
+        except NoSpace:
+            return
+        try:
+            await self._load(extent)
+        except BaseException:
+            self._pool.give_back(smaller)
+            raise
+        self._give_back(extent)
+        extent.slot, extent.slot_size, extent.saved = smaller, size, None
+
+    async def _save_quietly(self, extent: DraftExtent) -> None:
+        """Save; what goes wrong is the draft's to tell."""
+        try:
+            async with self._hold(extent):
+                if not extent.dead and extent.frame is not None and not extent.is_saved:
+                    await self._save(extent)
+        except (BlockError, FramesError) as error:
+            extent.owner.error = extent.owner.error or error
+
+    # --- frames
+
+    async def _take(self) -> Frame:
+        """A private frame, within the limit.
+
+        :raises NoFrames:
+        """
+        deadline = trio.current_time() + self._patience
+        while self._taken >= self._limit:
+            if not await self._spill_one():
+                with trio.move_on_at(deadline):
+                    await self._changed.wait()
+                if trio.current_time() >= deadline:
+                    raise NoFrames(f"all {self._limit} frames for files that are being written are in use")
+        self._taken += 1
+        try:
+            return await self._frames.allocate()
+        except BaseException:
+            self._taken -= 1
+            raise
+
+    async def _spill_one(self) -> bool:
+        """Free the frame of the extent that was touched longest ago; False if all are being worked on."""
+        for extent in self._resident:
+            with self._busy.try_hold(extent) as free:
+                pass
+            if free:
+                await self._spill(extent)
+                return True
+        return False
+
+    async def _spill(self, extent: DraftExtent) -> None:
+        try:
+            async with self._hold(extent):
+                if extent.frame is not None and not extent.dead and not extent.is_saved:
+                    await self._save(extent)
+                if extent.is_saved and extent.frame is not None:
+                    self.spilled += 1
+                    self._drop_frame(extent)
+        except (BlockError, FramesError) as error:
+            # Its bytes are lost for good: they will not be published, so that the frame can serve others.
+            extent.owner.error = extent.owner.error or error
+            if extent.frame is not None:
+                self._drop_frame(extent)
+
+    def _touch(self, extent: DraftExtent) -> None:
+        self._resident[extent] = None
+        self._resident.move_to_end(extent)
+
+    def _forget_frame(self, extent: DraftExtent) -> None:
+        extent.frame = None
+        del self._resident[extent]
+        self._taken -= 1
+        self._wake()
+
+    def _drop_frame(self, extent: DraftExtent) -> None:
+        frame = extent.frame
+        if frame is not None:
+            self._forget_frame(extent)
+            self._frames.unpin(frame)
+
+    def _give_up(self, frame: Frame, error: BaseException) -> None:
+        if isinstance(error, DeviceTimeout) and error.pending is not None:
+            self._frames.hold_until(frame, error.pending)
+        self._frames.unpin(frame)
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    # --- the end
+
+    def _bury(self, extent: DraftExtent) -> None:
+        self._drop_frame(extent)
+        self._give_back(extent)
+
+    def _give_back(self, extent: DraftExtent) -> None:
+        # The pool does not reuse a slot in which a write that was given up may still land.
+        if extent.slot is not None:
+            self._pool.give_back(extent.slot)
+            extent.slot = None

@@ -1,0 +1,221 @@
+"""Makes the mount, serves it until it is told to stop, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import signal
+import stat
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyfuse3
+import trio
+
+from blockdev.types import MIB, ROOT
+from kvfs.errors import MountFailed
+from kvfs.frames import FrameCache
+from kvfs.fuse.attributes import Attributes, RootAttributes
+from kvfs.fuse.drafts import DraftServices, Predecessors
+from kvfs.fuse.inodes import InodeTable, Overlay
+from kvfs.fuse.memory import DraftMemory
+from kvfs.fuse.metadata import Metadata
+from kvfs.fuse.notify import Notifier, NotifyStatistics
+from kvfs.fuse.openfiles import OpenFiles
+from kvfs.fuse.operations import Operations
+from kvfs.fuse.ports import PoolPort
+from kvfs.fuse.readers import Readers
+from kvfs.fuse.retries import Retries
+from kvfs.fuse.tree import Tree
+from kvfs.fuse.tune import tune
+from kvfs.fuse.versions import Versions
+from kvfs.fuse.volume import Volume
+from kvfs.mountpoint import FSTYPE, check_fuse, check_mount_point, mounted_at, resolve
+
+log = logging.getLogger(__name__)
+
+_STOP_GRACE = 30.0
+"""Seconds that requests under way may take when the mount ends."""
+_PROBE = 5.0
+"""Seconds that what is already mounted may take to answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class MountOptions:
+    """How to mount.
+
+    :ivar allow_other: other users may use it, as file modes permit
+    :ivar whole_limit: bytes up to which a file is fetched and verified whole when it is opened
+    """
+
+    allow_other: bool = False
+    whole_limit: int = 32 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class MountStatistics:
+    """The mount at one moment."""
+
+    inodes: int
+    open_files: int
+    drafts: int
+    """Files being written."""
+    spilled: int
+    """Frames of drafts passed on for want of others."""
+    notify: NotifyStatistics
+
+
+class Mount:
+    """The parts of a mount, wired. `serve` runs it."""
+
+    def __init__(
+        self, pool: PoolPort, frames: FrameCache, options: MountOptions, nursery: trio.Nursery
+    ) -> None:
+        drafts, readers = _shares(frames.statistics().frames)
+        versions = Versions(pool, frames)
+        self.memory = DraftMemory(pool, frames, versions, nursery, limit=drafts)
+        self.notifier = Notifier()
+        self.volume = Volume(
+            pool=pool,
+            versions=versions,
+            services=DraftServices(pool, versions, self.memory, Predecessors(), time.time_ns),
+            inodes=InodeTable(),
+            overlay=Overlay(),
+            retries=Retries(),
+            invalidator=self.notifier,
+            now_ns=time.time_ns,
+        )
+        root = _root(pool, options)
+        self.tree = Tree(self.volume)
+        self.files = OpenFiles(
+            self.volume,
+            self.tree,
+            Readers(pool, versions, whole_limit=options.whole_limit, pinned_limit=readers),
+        )
+        self.operations = Operations(
+            self.volume, self.tree, self.files, Metadata(self.volume, root), Attributes(self.volume, root)
+        )
+
+    def statistics(self) -> MountStatistics:
+        """A frozen snapshot."""
+        return MountStatistics(
+            inodes=len(self.volume.inodes),
+            open_files=len(self.files),
+            drafts=sum(1 for _ in self.volume.overlay.all()),
+            spilled=self.memory.spilled,
+            notify=self.notifier.statistics(),
+        )
+
+
+def _shares(frames: int) -> tuple[int, int]:
+    """How many frames drafts, and how many open files, may keep. The rest is for reading on demand."""
+    drafts = max(1, frames * 3 // 8)
+    return drafts, max(0, min(frames // 2, frames - drafts - 1))
+
+
+def _root(pool: PoolPort, options: MountOptions) -> RootAttributes:
+    record = pool.directory(ROOT)
+    if record is not None:
+        return RootAttributes(record.mode, record.uid, record.gid, record.mtime_ns)
+    # KV blocks may reveal prompts: nobody else looks in unless that is asked for.
+    mode = stat.S_IFDIR | (0o755 if options.allow_other else 0o700)
+    return RootAttributes(mode, os.geteuid(), os.getegid(), time.time_ns())
+
+
+async def serve(
+    pool: PoolPort,
+    frames: FrameCache,
+    mountpoint: Path,
+    options: MountOptions,
+    *,
+    ready: Callable[[Mount], None],
+) -> None:
+    """Mount and serve until SIGTERM or SIGINT (in the main thread), cancellation, or an unmount from outside.
+
+    However it ends, what was being written is published as far as it had arrived, and the mount is gone.
+
+    :param ready: called once when the mount answers
+    :raises MountError: it could not be made
+    """
+    path = resolve(mountpoint)
+    await _detach_dead(path)
+    check_fuse(allow_other=options.allow_other)
+    check_mount_point(path)
+    async with trio.open_nursery() as nursery:
+        mount = Mount(pool, frames, options, nursery)
+        _attach(mount.operations, path, pool.name, options)
+        pool.on_gone.append(mount.volume.gone)
+        mount.notifier.start()
+        try:
+            await _run(mount, path, ready)
+        finally:
+            with trio.CancelScope(shield=True):
+                await mount.tree.publish_all()
+            pool.on_gone.remove(mount.volume.gone)
+            mount.notifier.close()
+            pyfuse3.close(unmount=True)
+        nursery.cancel_scope.cancel()
+
+
+async def _run(mount: Mount, path: str, ready: Callable[[Mount], None]) -> None:
+    async with trio.open_nursery() as nursery:
+        serving = trio.CancelScope(shield=True)
+        nursery.start_soon(_stop_when_told, serving)
+        nursery.start_soon(_introduce, mount, path, ready)
+        with serving:
+            await pyfuse3.main()
+        nursery.cancel_scope.cancel()
+
+
+async def _stop_when_told(serving: trio.CancelScope) -> None:
+    """End the serving on a signal, or when the caller is cancelled: requests under way are answered first."""
+    try:
+        if threading.current_thread() is threading.main_thread():
+            with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+                async for _ in signals:
+                    break
+        else:
+            await trio.sleep_forever()
+    finally:
+        serving.deadline = trio.current_time() + _STOP_GRACE
+        pyfuse3.terminate()
+
+
+async def _introduce(mount: Mount, path: str, ready: Callable[[Mount], None]) -> None:
+    # The settings count only after the kernel has shaken hands, which it has when it answers this.
+    device = (await trio.to_thread.run_sync(os.stat, path, abandon_on_cancel=True)).st_dev
+    await tune(device)
+    ready(mount)
+
+
+def _attach(operations: Operations, path: str, name: str, options: MountOptions) -> None:
+    source = name.replace("\\", "_").replace(",", "_") or "kvfs"
+    wanted = {"default_permissions", "nosuid", "nodev", f"fsname={source}", "subtype=kvfs"}
+    if options.allow_other:
+        wanted.add("allow_other")
+    try:
+        pyfuse3.init(operations, path, wanted)
+    except RuntimeError as error:
+        raise MountFailed(
+            f"{path}: the system refused the mount ({error}); see the messages above"
+        ) from error
+
+
+async def _detach_dead(path: str) -> None:
+    """Take away what a killed mount left on the directory: to look into it fails with ENOTCONN."""
+    there = mounted_at(path)
+    if there is None or there.fstype != FSTYPE:
+        return
+    with trio.move_on_after(_PROBE):
+        try:
+            await trio.to_thread.run_sync(os.stat, path, abandon_on_cancel=True)
+        except OSError as error:
+            if error.errno == errno.ENOTCONN:
+                log.info("%s: a mount of %s whose process is gone is taken away", path, there.source)
+                await trio.run_process(
+                    ["fusermount3", "-u", "-z", "--", path], check=False, capture_stderr=True
+                )

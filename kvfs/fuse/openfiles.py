@@ -1,0 +1,259 @@
+"""Open files: which bytes an open gets, and when what was written is published."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from dataclasses import dataclass
+
+from blockdev.errors import BlockError
+from blockdev.types import Kind
+from kvfs.errors import FramesError
+from kvfs.fuse.drafts import Draft
+from kvfs.fuse.inodes import Inode
+from kvfs.fuse.readers import Reader, Readers
+from kvfs.fuse.tree import Tree
+from kvfs.fuse.versions import same_content
+from kvfs.fuse.volume import Caller, Volume, refused
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Handle:
+    """An open file: a draft, or a published version.
+
+    :ivar writes: it may write, or made the file: closing it publishes
+    :ivar uncached: its bytes are not the inode's; they must not enter the inode's page cache
+    """
+
+    number: int
+    inode: Inode
+    draft: Draft | None = None
+    reader: Reader | None = None
+    writes: bool = False
+    uncached: bool = False
+
+
+class OpenFiles:
+    """Opens, reads, writes and closes files."""
+
+    def __init__(self, volume: Volume, tree: Tree, readers: Readers) -> None:
+        self._volume = volume
+        self._tree = tree
+        self._readers = readers
+        self._handles: dict[int, Handle] = {}
+        self._last = 0
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    def get(self, number: int) -> Handle:
+        """:raises OSError: not an open file"""
+        handle = self._handles.get(number)
+        if handle is None:
+            raise refused(errno.EBADF)
+        return handle
+
+    # --- opening
+
+    async def create(
+        self, parent: Inode, name: bytes, mode: int, flags: int, caller: Caller
+    ) -> tuple[Handle, Inode]:
+        """Open a file that the kernel believes is not there."""
+        self._volume.retries.take(caller.thread)
+        there = self._volume.current(parent.directory, name)
+        if there is None:
+            inode = self._tree.new_file(parent, name, mode, caller)
+            return self._open_draft(inode, inode.draft, writes=True), inode
+        if flags & os.O_EXCL:
+            raise refused(errno.EEXIST)
+        if there.is_directory:
+            raise refused(errno.EISDIR)
+        if there.record is not None and there.record.kind is not Kind.HEAD:
+            raise refused(errno.EEXIST)
+        if not _wants_to_write(flags):
+            return await self._open_to_read(there, caller, retried=True), there
+        found = await self._tree.writable(parent.directory, name, caller)
+        if found is None or found.draft is None:
+            raise refused(errno.ENOENT)
+        return await self._truncated(self._open_draft(found, found.draft, writes=True), flags), found
+
+    async def open(self, inode: Inode, flags: int, caller: Caller) -> Handle:
+        """Open an inode, or send the kernel back for the one that it should open instead."""
+        retry = self._volume.retries.take(caller.thread)
+        retried = retry is not None and (retry.directory, retry.name) == inode.place
+        if inode.is_directory:
+            raise refused(errno.EISDIR)
+        if _wants_to_write(flags):
+            return await self._truncated(await self._open_to_write(inode, caller, retried=retried), flags)
+        return await self._open_to_read(inode, caller, retried=retried)
+
+    async def _truncated(self, handle: Handle, flags: int) -> Handle:
+        assert handle.draft is not None
+        if flags & os.O_TRUNC:
+            try:
+                await handle.draft.truncate(0)
+            except BaseException:
+                await self.release(handle.number)
+                raise
+        return handle
+
+    async def _open_to_write(self, inode: Inode, caller: Caller, *, retried: bool) -> Handle:
+        if inode.draft is not None:
+            return self._open_draft(inode, inode.draft, writes=True)
+        if not retried and not inode.gone:
+            raise self._volume.send_back(inode, caller, writing=True)
+        return await self._open_beside(inode, caller)
+
+    async def _open_beside(self, inode: Inode, caller: Caller) -> Handle:
+        """Open a published inode for writing that cannot be reached by name: the bytes are a draft's all the same."""
+        record = inode.record
+        if record is None:
+            raise refused(errno.ENOENT)
+        if not inode.gone and (found := await self._tree.writable(*inode.place, caller)) and found.draft:
+            beside, draft = found, found.draft
+        else:
+            draft = await self._tree.draft_of(record, caller)
+            draft.linked = False
+            beside = self._volume.inodes.of_draft(draft)
+        handle = self._open_draft(beside, draft, writes=True)
+        handle.uncached = True
+        return handle
+
+    async def _open_to_read(self, inode: Inode, caller: Caller, *, retried: bool) -> Handle:
+        draft = inode.draft
+        if draft is not None and (draft.base is None or not draft.linked):
+            return self._open_draft(inode, draft, writes=False)
+        if not retried and not self._is_current(inode):
+            raise self._volume.send_back(inode, caller, writing=False)
+        record = draft.base if draft is not None else inode.record
+        if record is None or not (self._is_current(inode) or self._volume.versions.is_open(record.object_id)):
+            raise refused(errno.ENOENT)
+        try:
+            reader = await self._readers.open(record)
+        except (BlockError, FramesError) as error:
+            log.info("%r cannot be read: %s", record.name, error)
+            self._volume.invalidate(record.directory, record.name)
+            raise refused(errno.ENOENT) from error
+        return self._add(inode, reader=reader, uncached=draft is not None)
+
+    def _is_current(self, inode: Inode) -> bool:
+        """Whether the inode is the version to open: its name's, or one that lost its name and is open elsewhere."""
+        if inode.record is None:
+            return False
+        if inode.gone:
+            return self._volume.versions.is_open(inode.record.object_id)
+        record = self._volume.pool.lookup(*inode.place)
+        return record is not None and same_content(record, inode.record)
+
+    def _open_draft(self, inode: Inode, draft: Draft | None, *, writes: bool) -> Handle:
+        assert draft is not None
+        draft.handles += 1
+        draft.writers += writes
+        return self._add(inode, draft=draft, writes=writes)
+
+    def _add(
+        self,
+        inode: Inode,
+        *,
+        draft: Draft | None = None,
+        reader: Reader | None = None,
+        writes: bool = False,
+        uncached: bool = False,
+    ) -> Handle:
+        self._last += 1
+        handle = Handle(self._last, inode, draft, reader, writes, uncached)
+        self._handles[handle.number] = handle
+        inode.handles += 1
+        return handle
+
+    # --- bytes
+
+    async def read(self, number: int, offset: int, length: int) -> memoryview | bytes:
+        handle = self.get(number)
+        if handle.reader is not None:
+            return await handle.reader.read(offset, length)
+        assert handle.draft is not None
+        return await handle.draft.read(offset, length)
+
+    async def write(self, number: int, offset: int, data: bytes) -> int:
+        handle = self.get(number)
+        if handle.draft is None or not handle.writes:
+            raise refused(errno.EBADF)
+        return await handle.draft.write(offset, data)
+
+    async def truncate(self, inode: Inode, size: int, number: int | None, caller: Caller) -> Inode:
+        """Set a file's size, through an open file or by name; returns the inode whose size it is."""
+        if number is not None:
+            handle = self.get(number)
+            if handle.draft is None or not handle.writes:
+                raise refused(errno.EINVAL)
+            await handle.draft.truncate(size)
+            return handle.inode
+        retry = self._volume.retries.take(caller.thread)
+        draft = inode.draft
+        if draft is None:
+            if inode.gone or (retry is not None and (retry.directory, retry.name) == inode.place):
+                raise refused(errno.EBUSY)
+            raise self._volume.send_back(inode, caller, writing=True)
+        handle = self._open_draft(inode, draft, writes=True)
+        try:
+            await draft.truncate(size)
+            if draft.writers == 1:
+                await self.publish(draft)
+        finally:
+            await self.release(handle.number)
+        return inode
+
+    # --- publishing
+
+    async def flush(self, number: int) -> None:
+        """A descriptor was closed, perhaps not the last one: publish what has arrived."""
+        handle = self.get(number)
+        if handle.draft is not None and handle.writes:
+            handle.draft.check()
+            await self.publish(handle.draft)
+
+    async def publish(self, draft: Draft) -> None:
+        """Publish a draft if it changed, and have the kernel see it under its name."""
+        had_version = draft.base is not None
+        if await draft.publish() and had_version:
+            self._volume.invalidate(draft.directory, draft.name)
+
+    async def release(self, number: int) -> None:
+        """The last descriptor of an open file, and the last mapping of it, are gone."""
+        handle = self._handles.pop(number, None)
+        if handle is None:
+            raise refused(errno.EBADF)
+        inode = handle.inode
+        if handle.reader is not None:
+            self._readers.close(handle.reader)
+        if handle.draft is not None:
+            await self._release_draft(inode, handle.draft, writes=handle.writes)
+        inode.handles -= 1
+        self._volume.inodes.drop_unused(inode)
+
+    async def _release_draft(self, inode: Inode, draft: Draft, *, writes: bool) -> None:
+        # No checkpoint when there is nothing to publish: the kernel's next request must find the file closed.
+        if writes and draft.writers == 1:
+            await self._publish_late(draft)
+        draft.writers -= writes
+        draft.handles -= 1
+        if inode.draft is draft and not draft.writers and (writes or not draft.handles):
+            self._tree.end_draft(inode)
+        elif not draft.handles:
+            draft.close()
+
+    async def _publish_late(self, draft: Draft) -> None:
+        """Publish what was stored through a mapping after close(2), and wait for who moves the draft."""
+        while draft.is_publishable or draft.lock.locked():
+            try:
+                await self.publish(draft)
+            except (BlockError, FramesError) as error:
+                log.warning("%r was closed without being published: %s", draft.name, error)
+
+
+def _wants_to_write(flags: int) -> bool:
+    return bool(flags & os.O_ACCMODE in (os.O_WRONLY, os.O_RDWR) or flags & os.O_TRUNC)

@@ -1,0 +1,137 @@
+"""Published files that are open for reading.
+
+Opening a file of ordinary size fetches and verifies all of it, so that what can go wrong goes wrong in open(2), where
+every client takes it for a miss, and reading it is slicing. Larger files are read as they go.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from blockdev.types import MIB, Descriptor, ExtentRef
+from kvfs.frames import Frame
+from kvfs.fuse.ports import PoolPort
+from kvfs.fuse.versions import Versions
+
+_AHEAD = 2
+"""Extents fetched beyond the one that is read."""
+
+
+class PinnedShare:
+    """Counts the frames that open files keep, each once, up to a limit."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._pins: Counter[Frame] = Counter()
+
+    def allows(self, count: int) -> bool:
+        """Whether there is room for that many more."""
+        return len(self._pins) + count <= self._limit
+
+    def add(self, frame: Frame) -> None:
+        self._pins[frame] += 1
+
+    def remove(self, frame: Frame) -> None:
+        self._pins[frame] -= 1
+        if not self._pins[frame]:
+            del self._pins[frame]
+
+
+class Readers:
+    """Opens published files.
+
+    :param whole_limit: bytes up to which a file is fetched whole when it is opened
+    :param pinned_limit: most frames that open files keep at once
+    """
+
+    def __init__(
+        self, pool: PoolPort, versions: Versions, *, whole_limit: int = 32 * MIB, pinned_limit: int
+    ) -> None:
+        self._pool = pool
+        self._versions = versions
+        self._whole_limit = whole_limit
+        self._share = PinnedShare(pinned_limit)
+        self._zeros = memoryview(bytes(pool.extent_size))
+
+    async def open(self, record: Descriptor) -> Reader:
+        """Open a version.
+
+        :raises BlockError, FramesError: it cannot be read: a miss
+        """
+        self._versions.pin(record)
+        reader = Reader(self._pool.extent_size, record, self._versions, self._zeros)
+        try:
+            reader.extents = await self._pool.extents(record)
+            stored = [index for index, extent in enumerate(reader.extents) if not extent.is_hole]
+            if record.size <= self._whole_limit and self._share.allows(len(stored)):
+                await self._fetch(reader, stored)
+        except BaseException:
+            self.close(reader)
+            raise
+        self._pool.touch(record)
+        return reader
+
+    async def _fetch(self, reader: Reader, stored: list[int]) -> None:
+        if len(stored) > 1:  # all at once: they are on different devices
+            self._versions.read_ahead(reader.record, stored[1:])
+        for index in stored:
+            frame = reader.frames[index] = await self._versions.get(reader.record, index)
+            self._share.add(frame)
+
+    def close(self, reader: Reader) -> None:
+        """Give back what the reader keeps."""
+        for frame in reader.frames.values():
+            self._share.remove(frame)
+            self._versions.unpin_frame(frame)
+        reader.frames.clear()
+        self._versions.unpin(reader.record)
+
+
+class Reader:
+    """An open version of a file.
+
+    :ivar frames: its stored extents, if they were fetched when it was opened
+    """
+
+    __slots__ = ("_extent_size", "_versions", "_zeros", "extents", "frames", "record")
+
+    def __init__(self, extent_size: int, record: Descriptor, versions: Versions, zeros: memoryview) -> None:
+        self.record = record
+        self.extents: tuple[ExtentRef, ...] = ()
+        self.frames: dict[int, Frame] = {}
+        self._extent_size = extent_size
+        self._versions = versions
+        self._zeros = zeros
+
+    async def read(self, offset: int, length: int) -> memoryview | bytes:
+        """Bytes of the file; fewer only at its end. A memoryview is valid until the next checkpoint.
+
+        :raises BlockError, FramesError: it broke after it was opened
+        """
+        length = min(length, self.record.size - offset)
+        if length <= 0:
+            return b""
+        if self.record.inline:
+            return self.record.inline[offset : offset + length]
+        index, start = divmod(offset, self._extent_size)
+        if start + length <= self._extent_size:
+            return await self._slice(index, start, start + length)
+        parts = []
+        while length:
+            stop = min(self._extent_size, start + length)
+            parts.append(bytes(await self._slice(index, start, stop)))
+            length -= stop - start
+            index, start = index + 1, 0
+        return b"".join(parts)
+
+    async def _slice(self, index: int, start: int, stop: int) -> memoryview:
+        frame = self.frames.get(index)
+        if frame is not None:
+            return frame.view[start:stop]
+        if self.extents[index].is_hole:
+            return self._zeros[: stop - start]
+        following = range(index + 1, min(index + 1 + _AHEAD, len(self.extents)))
+        self._versions.read_ahead(self.record, [n for n in following if not self.extents[n].is_hole])
+        frame = await self._versions.get(self.record, index)
+        self._versions.unpin_frame(frame)  # nobody else gets it before the caller's next checkpoint
+        return frame.view[start:stop]

@@ -1,0 +1,87 @@
+"""What the parts of a mount share."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from blockdev.types import Descriptor, DirectoryId
+from kvfs.fuse.drafts import DraftServices
+from kvfs.fuse.inodes import Inode, InodeTable, Overlay
+from kvfs.fuse.ports import PoolPort
+from kvfs.fuse.retries import Retries, Retry
+from kvfs.fuse.versions import Versions
+
+
+class Caller(NamedTuple):
+    """Who asks."""
+
+    uid: int
+    gid: int
+    thread: int
+
+
+class Invalidator(Protocol):
+    """Tells the kernel what to forget; never waits."""
+
+    def entry(self, parent: int, name: bytes) -> None:
+        """Whatever the kernel knows about a name in a directory is not true any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """One mount's state, changed only in the trio thread and between awaits."""
+
+    pool: PoolPort
+    versions: Versions
+    services: DraftServices
+    inodes: InodeTable
+    overlay: Overlay
+    retries: Retries
+    invalidator: Invalidator
+    now_ns: Callable[[], int]
+
+    def inode(self, number: int) -> Inode:
+        """:raises OSError: the kernel asks for what it was never told, or forgot"""
+        inode = self.inodes.get(number)
+        if inode is None:
+            raise refused(errno.ESTALE)
+        return inode
+
+    def current(self, directory: DirectoryId, name: bytes) -> Inode | None:
+        """What a name stands for to those who do not write: a draft only before it was ever published."""
+        over = self.overlay.get(directory, name)
+        if over is not None and over.draft is not None and over.draft.base is None:
+            return over
+        record = self.pool.lookup(directory, name)
+        return self.inodes.of_record(record) if record is not None else None
+
+    def invalidate(self, directory: DirectoryId, name: bytes) -> None:
+        """Have the kernel look a name up again, if it may know it."""
+        parent = self.inodes.of_directory(directory)
+        if parent is not None:
+            self.invalidator.entry(parent.number, name)
+
+    def send_back(self, inode: Inode, caller: Caller, *, writing: bool) -> OSError:
+        """The error that makes the kernel look the inode's name up again, which then finds what it should."""
+        self.retries.expect(caller.thread, Retry(*inode.place, writing))
+        return refused(errno.ESTALE)
+
+    def changed_directory(self, directory: DirectoryId) -> None:
+        """Something in it was made, moved or removed."""
+        inode = self.inodes.of_directory(directory)
+        if inode is not None:
+            inode.mtime_ns = self.now_ns()
+
+    def gone(self, record: Descriptor) -> None:
+        """An object left the pool without being asked to."""
+        self.versions.forget(record.object_id)
+        self.invalidate(record.directory, record.name)
+
+
+def refused(number: int) -> OSError:
+    """An answer to the kernel."""
+    return OSError(number, os.strerror(number))

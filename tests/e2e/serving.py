@@ -1,0 +1,118 @@
+"""Serves the mount of a fresh, small pool in a process of its own, without the command around it.
+
+Run as a program: mounts, writes a line to stdout when the mount answers, serves until it is told to stop.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import trio
+
+from blockdev.file_device import create_file, open_file_device
+from blockdev.opening import CreateOptions, OpenOptions, create_pool, open_pool
+from blockdev.types import MIB, SlotClass
+from kvfs.frames import Arena, open_frames
+from kvfs.fuse.mount import Mount, MountOptions, serve
+
+DOMAIN = "local:test"
+STUCK_AFTER = 60.0
+"""Seconds after which a mount is killed: whoever hangs in it gets an error, and pytest its thread back."""
+EXTENT = 2 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A pool and its mount.
+
+    :ivar frames: of one extent each
+    :ivar whole_limit: bytes up to which files are read whole at open
+    """
+
+    device_mib: int = 96
+    region_mib: int = 8
+    frames: int = 16
+    whole_limit: int = 32 * MIB
+
+
+@dataclass(slots=True)
+class Served:
+    """A mount that is there."""
+
+    path: Path
+    process: subprocess.Popen[str]
+
+    def stop(self) -> None:
+        """Ask the mount to end, as an operator would with SIGTERM."""
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(STUCK_AFTER)
+
+
+@contextmanager
+def served(folder: Path, setup: Setup = Setup()) -> Iterator[Served]:
+    """A mount for the length of the block; nothing is left of it, and it had nothing to complain of.
+
+    The same folder again: the same pool again.
+    """
+    path = folder / "mnt"
+    path.mkdir(exist_ok=True)
+    log = folder / "log"
+    with log.open("w") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.e2e.serving", str(folder), json.dumps(asdict(setup))],
+            stdout=subprocess.PIPE, stderr=stderr, text=True, cwd=Path(__file__).parents[2],
+        )  # fmt: skip
+        watchdog = threading.Timer(STUCK_AFTER, process.kill)
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n", log.read_text()
+            yield Served(path, process)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            code = process.wait()
+            watchdog.cancel()
+            if path.is_mount():
+                subprocess.run(["fusermount3", "-u", "-z", path], check=True)
+    text = log.read_text()
+    sys.stdout.write(text)
+    assert code == 0, text
+    assert "Traceback" not in text, text
+
+
+async def _serve(folder: Path, setup: Setup) -> None:
+    device_path = folder / "device"
+    if not device_path.exists():
+        await create_file(device_path, setup.device_mib * MIB)
+        device = await open_file_device(device_path)
+        options = CreateOptions("test", DOMAIN, SlotClass.MIB2, setup.region_mib * MIB)
+        await create_pool([device], options)
+        await device.aclose()
+    devices = [await open_file_device(device_path)]
+    arena = Arena(setup.frames * EXTENT, EXTENT, huge_pages=False)
+    async with (
+        open_pool(devices, folder / "catalogue", OpenOptions(DOMAIN)) as opened,
+        open_frames(arena, opened.pool) as frames,
+    ):
+        mount_options = MountOptions(whole_limit=setup.whole_limit)
+        await serve(opened.pool, frames, folder / "mnt", mount_options, ready=_ready)
+
+
+def _ready(_: Mount) -> None:
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    trio.run(_serve, Path(sys.argv[1]), Setup(**json.loads(sys.argv[2])))
