@@ -13,7 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvfs.errors import AllowOtherRefused, MountPointBusy, MountPointMissing, MountPointUnusable, NoFuse
+from kvfs.errors import (
+    AllowOtherRefused,
+    MountError,
+    MountFailed,
+    MountPointBusy,
+    MountPointMissing,
+    MountPointUnusable,
+    NoFuse,
+    UnmountBusy,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -134,13 +143,34 @@ def _user_allow_other() -> bool:
         return False
 
 
+def unmount_command(path: str, *, lazy: bool) -> list[str]:
+    """The program that takes a mount away; `lazy` also one that is busy, or whose process is gone."""
+    if os.geteuid() == 0:
+        return ["umount", *(["-l"] if lazy else []), "--", path]
+    return ["fusermount3", "-u", *(["-z"] if lazy else []), "--", path]
+
+
+def unmount_refused(path: str, said: str) -> MountError:
+    """Why `unmount_command` failed, from what it said on stderr (in the C locale)."""
+    if "busy" not in said:
+        return MountFailed(f"{path}: cannot be unmounted: {' '.join(said.split())}")
+    users = ", ".join(f"{holder.command} (process {holder.pid})" for holder in holders(path))
+    return UnmountBusy(
+        f"{path}: in use{f' by {users}' if users else ''}; close what is open there and unmount again"
+    )
+
+
 def holders(path: str, limit: int = 5) -> list[Holder]:
     """Processes that have a file of the mount open or work in it: at most `limit` of those that we may look into."""
     found: list[Holder] = []
     for process in Path("/proc").iterdir():
         if len(found) == limit:
             break
-        if process.name.isdigit() and any(_inside(target, path) for target in _links(process)):
+        if (
+            process.name.isdigit()
+            and int(process.name) != os.getpid()
+            and any(_inside(target, path) for target in _links(process))
+        ):
             found.append(Holder(int(process.name), _command(process)))
     return found
 

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from blockdev.scrub import scrub
 from blockdev.types import DeviceNo
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from blockdev.pool import Pool
+    from kvfs.frames import FrameCache
+    from kvfs.fuse.mount import Mount
 
 Json = dict[str, Any]
+
+GAUGES = (
+    "room.",
+    "space.",
+    "devices.",
+    *(
+        f"frames.{name}"
+        for name in ("frames", "frame_size", "free", "idle", "pinned", "zombies", "waiting", "loading")
+    ),
+    *(f"mount.{name}" for name in ("inodes", "open_files", "drafts", "notify.queued")),
+)
+"""Which names of `statistics_of` go up and down; the others count since the mount began."""
 
 LIVE = "live"
 MISSING = "missing"
@@ -94,3 +112,33 @@ def describe_pool(pool: Pool) -> Json:
         "used": statistics.totals.used,
         "devices": devices_of(pool),
     }
+
+
+def statistics_of(pool: Pool, frames: FrameCache, mount: Mount) -> Json:
+    """What `kvfs stats` and the metrics show of a mount: a section a component."""
+    of_pool = pool.statistics()
+    return {
+        "pool": plain(of_pool.pool),
+        "room": plain(of_pool.totals) | {"objects": of_pool.objects},
+        "reads": plain(of_pool.reads),
+        "regions": plain(of_pool.room),
+        "space": plain(of_pool.space),
+        "frames": plain(frames.statistics()),
+        "mount": plain(mount.statistics()),
+        "devices": {"unreachable": len(of_pool.unreachable_devices)},
+    }
+
+
+async def scrub_report(pool: Pool, report: Callable[[Json], Awaitable[None]]) -> Json:
+    """Scrub the pool; `report` is given what is done and how much there is, in bytes."""
+
+    async def progress(done: int, total: int) -> None:
+        await report({"done": done, "total": total})
+
+    result = await scrub(pool, progress)
+    damaged: list[Json] = [
+        {"path": "/" + os.fsdecode(one.path), "size": one.size, "dropped": one.dropped, "reason": one.reason}
+        for one in result.damaged
+    ]
+    counts: Json = plain(result)
+    return counts | {"damaged": damaged}

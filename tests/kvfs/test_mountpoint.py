@@ -1,12 +1,21 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from kvfs import mountpoint
-from kvfs.errors import AllowOtherRefused, MountPointBusy, MountPointMissing, MountPointUnusable, NoFuse
+from kvfs.errors import (
+    AllowOtherRefused,
+    MountFailed,
+    MountPointBusy,
+    MountPointMissing,
+    MountPointUnusable,
+    NoFuse,
+    UnmountBusy,
+)
 
 INFO = (
     b"21 1 0:20 / /proc rw,nosuid - proc proc rw\n"
@@ -88,6 +97,28 @@ def test_what_other_users_than_root_need(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_holders_are_found_by_their_files(tmp_path: Path) -> None:
     assert mountpoint.holders(str(tmp_path)) == []
-    with (tmp_path / "file").open("w"):
-        assert [holder.pid for holder in mountpoint.holders(str(tmp_path))] == [os.getpid()]
-    assert mountpoint.holders(str(tmp_path / "f")) == []
+    with (
+        (tmp_path / "file").open("w") as file,
+        subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=file) as cat,
+    ):
+        assert mountpoint.holders(str(tmp_path)) == [mountpoint.Holder(cat.pid, "cat")]
+        assert mountpoint.holders(str(tmp_path / "f")) == []
+        refused = mountpoint.unmount_refused(str(tmp_path), "umount: target is busy.\n")
+        assert isinstance(refused, UnmountBusy)
+        assert f"in use by cat (process {cat.pid}); close" in str(refused)
+        cat.communicate()
+
+
+def test_other_refusals_are_passed_on_in_one_line() -> None:
+    refused = mountpoint.unmount_refused("/mnt/kv", "umount: /mnt/kv:\n must be superuser\n")
+    assert type(refused) is MountFailed
+    assert str(refused) == "/mnt/kv: cannot be unmounted: umount: /mnt/kv: must be superuser"
+
+
+def test_the_right_program_unmounts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert mountpoint.unmount_command("/m", lazy=False) == ["umount", "--", "/m"]
+    assert mountpoint.unmount_command("/m", lazy=True) == ["umount", "-l", "--", "/m"]
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert mountpoint.unmount_command("/m", lazy=False) == ["fusermount3", "-u", "--", "/m"]
+    assert mountpoint.unmount_command("/m", lazy=True) == ["fusermount3", "-u", "-z", "--", "/m"]

@@ -1,0 +1,203 @@
+"""From a configuration to the objects that run: devices, lock, pool, DRAM tier, mount. Everything lives in one block."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from blockdev.errors import BadSuperblock, DeviceError, DeviceMismatch, DeviceTimeout, PoolBusy, WrongDomain
+from blockdev.file_device import open_file_device
+from blockdev.lease import Leases, local_domain
+from blockdev.opening import OpenOptions, open_pool, read_superblock
+from kvfs.config import load_config
+from kvfs.errors import MissingDevice
+from kvfs.frames import Arena, open_frames
+from kvfs.fuse.mount import MountOptions, serve
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from blockdev.device import Device
+    from blockdev.pool import Pool
+    from blockdev.types import Superblock
+    from kvfs.config import Config
+    from kvfs.frames import FrameCache
+    from kvfs.fuse.mount import Mount
+    from kvfs.state import PoolFolder
+
+log = logging.getLogger(__name__)
+
+_ABSENT = frozenset({errno.ENOENT, errno.ENXIO, errno.ENODEV})
+
+
+class Opened(NamedTuple):
+    """A pool that is open, and the configuration that it was opened with."""
+
+    pool: Pool
+    config: Config
+
+
+class Assembly(NamedTuple):
+    """What a mount is made of."""
+
+    pool: Pool
+    frames: FrameCache
+
+
+@asynccontextmanager
+async def reading(folder: PoolFolder) -> AsyncIterator[Pool]:
+    """The pool as its media have it, without the right to write; also while a mount has it open.
+
+    :raises ConfigError, MissingDevice, WrongDomain, FormatError, DeviceError:
+    """
+    config = load_config(folder.config)
+    async with AsyncExitStack() as stack:
+        devices = await stack.enter_async_context(open_devices(config, writable=False))
+        pool_uuid = (await _superblock_of(devices, config)).pool
+        with Leases.open(folder.path, pool_uuid) as leases:
+            options = OpenOptions(
+                domain=local_domain(folder.path.parent),
+                readonly=True,
+                writer_is_live=leases.holder() is not None,
+            )
+            yield await stack.enter_async_context(_pool(devices, folder, options))
+
+
+@asynccontextmanager
+async def writing(folder: PoolFolder, purpose: str, config: Config | None = None) -> AsyncIterator[Opened]:
+    """The pool, with the right to write.
+
+    :param purpose: for those who find the pool busy, such as "mounted on /mnt/kv"
+    :param config: instead of the one in the pool's folder
+    :raises PoolBusy: somebody else writes
+    :raises ConfigError, MissingDevice, WrongDomain, FormatError, DeviceError:
+    """
+    config = config or load_config(folder.config)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(locked(folder, config, purpose))
+        devices = await stack.enter_async_context(open_devices(config, writable=True))
+        options = OpenOptions(domain=local_domain(folder.path.parent), flush=config.durability == "flush")
+        yield Opened(await stack.enter_async_context(_pool(devices, folder, options)), config)
+
+
+@asynccontextmanager
+async def locked(folder: PoolFolder, config: Config, purpose: str) -> AsyncIterator[Superblock]:
+    """Be the only process of this host that may write to the pool; yields what its media say of it.
+
+    :raises PoolBusy, MissingDevice, FormatError, DeviceError:
+    """
+    async with open_devices(config, writable=False, quiet=True) as devices:
+        superblock = await _superblock_of(devices, config)
+    with Leases.open(folder.path, superblock.pool) as leases:
+        try:
+            leases.acquire_writer(purpose)
+        except PoolBusy:
+            raise PoolBusy(_busy(config.name, leases)) from None
+        yield superblock
+
+
+def _busy(name: str, leases: Leases) -> str:
+    holder = leases.holder()
+    if holder is None:
+        return f"pool '{name}' is open for writing in another process; try again when it has ended"
+    return (
+        f"pool '{name}' is in use by process {holder.pid}, {holder.purpose}; unmount it or wait for it to end"
+    )
+
+
+@asynccontextmanager
+async def assembled(folder: PoolFolder, config: Config, purpose: str) -> AsyncIterator[Assembly]:
+    """The pool, open for writing, and its DRAM tier.
+
+    :raises PoolBusy, MissingDevice, WrongDomain, FormatError, DeviceError:
+    """
+    async with writing(folder, purpose, config) as opened:
+        arena = Arena(config.memory, opened.pool.extent_size, huge_pages=config.huge_pages)
+        async with open_frames(arena, opened.pool) as frames:
+            yield Assembly(opened.pool, frames)
+
+
+async def serve_mount(
+    assembly: Assembly, config: Config, mount_point: str, ready: Callable[[Mount], None]
+) -> None:
+    """Mount and serve until SIGTERM, SIGINT, cancellation or an unmount.
+
+    :param ready: called once when the mount answers
+    :raises MountError: it cannot be mounted
+    """
+    options = MountOptions(allow_other=config.allow_other, whole_limit=config.open_verify_limit)
+    await serve(assembly.pool, assembly.frames, Path(mount_point), options, ready=ready)
+
+
+async def _superblock_of(devices: Sequence[Device], config: Config) -> Superblock:
+    """The first device's superblock; sees that the devices are of the pool that the configuration names.
+
+    :raises DeviceMismatch, FormatError, DeviceError:
+    """
+    superblocks = [await _read_superblock(device, config) for device in devices]
+    for device, superblock in zip(devices, superblocks, strict=True):
+        if superblock.name != config.name:
+            raise DeviceMismatch(
+                f"{device.name} belongs to pool '{superblock.name}', not to '{config.name}': "
+                "take it out of 'devices' in the configuration"
+            )
+    return superblocks[0]
+
+
+async def _read_superblock(device: Device, config: Config) -> Superblock:
+    try:
+        return await read_superblock(device)
+    except BadSuperblock as error:
+        raise BadSuperblock(
+            f"{error}; to go on without it, take it out of 'devices' in the configuration of pool '{config.name}'"
+        ) from None
+
+
+@asynccontextmanager
+async def _pool(devices: Sequence[Device], folder: PoolFolder, options: OpenOptions) -> AsyncIterator[Pool]:
+    try:
+        async with open_pool(devices, folder.path / "catalogue", options) as opened:
+            for number in opened.missing:
+                log.warning("device %d of pool '%s' is missing: its objects are misses", number, folder.name)
+            yield opened.pool
+    except WrongDomain as error:
+        raise WrongDomain(
+            f"{error}: use the state directory it was made with, or take the pool over with "
+            f"'kvfs pool take {folder.name} --force' when no other host uses it"
+        ) from None
+
+
+@asynccontextmanager
+async def open_devices(config: Config, *, writable: bool, quiet: bool = False) -> AsyncIterator[list[Device]]:
+    """The devices that are there; a warning for each that is not, unless `quiet`.
+
+    :raises MissingDevice: none is
+    :raises DeviceError: one is there and cannot be used
+    """
+    devices: list[Device] = []
+    async with AsyncExitStack() as stack:
+        for path in config.devices:
+            device = await _open_device(path, config, writable=writable, quiet=quiet)
+            if device is not None:
+                stack.push_async_callback(device.aclose)
+                devices.append(device)
+        if not devices:
+            raise MissingDevice(
+                f"none of the devices of pool '{config.name}' is there: {', '.join(map(str, config.devices))}; "
+                "connect them, or correct 'devices' in the configuration"
+            )
+        yield devices
+
+
+async def _open_device(path: Path, config: Config, *, writable: bool, quiet: bool) -> Device | None:
+    try:
+        return await open_file_device(path, writable=writable, io_timeout=config.io_timeout)
+    except DeviceError as error:
+        if not (error.errno in _ABSENT or isinstance(error, DeviceTimeout)):
+            raise
+        if not quiet:
+            log.warning("%s; the pool goes on without it", error)
+        return None

@@ -1,0 +1,318 @@
+"""`kvfs pool …`: make, list, look at, grow, check and remove pools."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+import click
+import trio
+
+from blockdev.errors import PoolBusy
+from kvfs import provision
+from kvfs.assemble import reading, writing
+from kvfs.cli.exit_codes import exit_code
+from kvfs.cli.options import ExtentSize, Group, PoolName, Size, styled
+from kvfs.cli.render import Column, Row, Style, Unit, as_json, fields, message, progress, table, write
+from kvfs.cli.running import ask, dead, state_of
+from kvfs.config import load_config
+from kvfs.errors import ConfigError, DamageFound, PoolExists
+from kvfs.report import describe_pool, scrub_report
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kvfs.config import Durability
+    from kvfs.control import Json
+    from kvfs.state import PoolFolder, StateDirectory
+
+LIST_COLUMNS = (
+    Column("name"),
+    Column("state"),
+    Column("devices", Unit.COUNT),
+    Column("size", Unit.BYTES),
+    Column("mount_point"),
+    Column("pid", Unit.COUNT, shown=False),
+    Column("config", shown=False),
+)
+STATUS_FIELDS = (
+    Column("name"),
+    Column("state"),
+    Column("mount_point"),
+    Column("pid", Unit.COUNT),
+    Column("uuid"),
+    Column("domain"),
+    Column("extent_size", Unit.BYTES),
+    Column("region_size", Unit.BYTES),
+    Column("objects", Unit.COUNT),
+    Column("total", Unit.BYTES),
+    Column("used", Unit.BYTES),
+)
+DEVICE_COLUMNS = (
+    Column("number", Unit.COUNT),
+    Column("state"),
+    Column("size", Unit.BYTES),
+    Column("path"),
+    Column("uuid", shown=False),
+)
+PLAN_COLUMNS = (Column("action"), Column("size", Unit.BYTES), Column("path"), Column("holds"))
+DAMAGE_COLUMNS = (Column("path"), Column("size", Unit.BYTES), Column("reason"))
+
+device_arguments = click.argument(
+    "devices", metavar="DEVICE...", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
+size_option = click.option("--size", type=Size(), help="Size of each DEVICE that is made as a file.")
+force_option = click.option("--force", is_flag=True, help="Overwrite what a device holds.")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would be done, and do nothing.")
+
+
+class AddOptions(TypedDict):
+    """Options of a command that takes devices."""
+
+    size: int | None
+    force: bool
+    dry_run: bool
+
+
+class CreateOptions(AddOptions):
+    """Options of `pool create`."""
+
+    extent_size: int
+    durability: Durability
+
+
+@click.group(cls=Group, short_help="Make, list, grow, check and remove pools.")
+def pool() -> None:
+    """Make, list, grow, check and remove pools.
+
+    A pool is one or more devices, whole drives or files, that hold objects together. It is a cache: there is one copy
+    of everything, and what is not used goes when room is needed.
+    """
+
+
+@pool.command("create", short_help="Make a pool of devices.")
+@click.argument("name", type=PoolName())
+@device_arguments
+@size_option
+@click.option(
+    "--extent-size", type=ExtentSize(), default="4MiB", show_default=True, help="2, 4, 8 or 16 MiB."
+)
+@click.option(
+    "--durability",
+    type=click.Choice(["close", "flush"]),
+    default="close",
+    show_default=True,
+    help="What a closed file survives: a killed process, or a power loss too.",
+)
+@force_option
+@dry_run_option
+@styled(PLAN_COLUMNS)
+@click.pass_obj
+def create_(
+    state: StateDirectory,
+    name: str,
+    devices: tuple[Path, ...],
+    style: Style,
+    **options: Unpack[CreateOptions],
+) -> None:
+    """Make the pool NAME of one or more DEVICEs: block devices, or files.
+
+    A DEVICE that is not there is made as a file of --size, all of it allocated. A device that holds something, such as
+    a file system or another pool, is refused unless --force is given. The pool's configuration is written to pool.yaml
+    in its folder of the state directory; -H, -p, -o and --json are for --dry-run.
+    """
+    folder = state.folder(name)
+    if folder.config.exists():
+        raise PoolExists(
+            f"pool '{name}' exists in {state.root}; choose another name or remove it with 'kvfs pool destroy {name}'"
+        )
+    planned = _plan(state, devices, options)
+    if options["dry_run"]:
+        _show_plan("pool create", planned, style)
+        return
+    new = provision.NewPool(name, planned, options["extent_size"], options["durability"])
+    trio.run(provision.create, folder, new)
+
+
+def _plan(
+    state: StateDirectory, devices: Sequence[Path], options: AddOptions
+) -> list[provision.PlannedDevice]:
+    return trio.run(partial(provision.plan, state, devices, options["size"], force=options["force"]))
+
+
+def _show_plan(command: str, planned: Sequence[provision.PlannedDevice], style: Style) -> None:
+    rows: list[Row] = [asdict(device) | {"path": str(device.path)} for device in planned]
+    write(
+        as_json(command, {"dry_run": True, "devices": rows})
+        if style.json
+        else table(PLAN_COLUMNS, rows, style)
+    )
+
+
+@pool.command("list", short_help="List the pools of this host.")
+@styled(LIST_COLUMNS)
+@click.pass_obj
+def list_(state: StateDirectory, style: Style) -> int | None:
+    """List the pools of this host, and where they are mounted.
+
+    The state is `mounted`, `idle`, `dead` where a mount was killed and not yet removed with `kvfs umount`, or
+    `unreadable` where pool.yaml cannot be used.
+    """
+    rows, failure = [], None
+    for folder in state:
+        try:
+            rows.append(_listed(folder, load_config(folder.config).devices))
+        except ConfigError as error:  # of one pool, which must not hide the others
+            rows.append(_listed(folder, None))
+            message(str(error))
+            failure = exit_code(error)
+    write(as_json("pool list", {"pools": rows}) if style.json else table(LIST_COLUMNS, rows, style))
+    return failure
+
+
+def _listed(folder: PoolFolder, paths: Sequence[Path] | None) -> Row:
+    how = state_of(folder)
+    record = None if how == "idle" else folder.read_record()
+    return {
+        "name": folder.name,
+        "state": "unreadable" if paths is None and how == "idle" else how,
+        "devices": None if paths is None else len(paths),
+        "size": None if paths is None else sum(provision.size_of(path) or 0 for path in paths),
+        "mount_point": record.mount_point if record else None,
+        "pid": record.pid if record else None,
+        "config": str(folder.config),
+    }
+
+
+@pool.command("status", short_help="Show a pool and its devices.")
+@click.argument("name")
+@styled(DEVICE_COLUMNS)
+@click.pass_obj
+def status(state: StateDirectory, name: str, style: Style) -> None:
+    """Show the pool NAME and its devices: from the running mount, or else from the media.
+
+    A device is `live`, `missing`, or `lost` when it failed too often. -H, -p and -o apply to the devices.
+    """
+    folder = state.known(name)
+    how = state_of(folder)
+    seen = ask(folder, "status") if how == "mounted" else trio.run(_read_status, folder)
+    row: Json = {"mount_point": None, "pid": None} | seen | {"state": how}
+    if style.json:
+        write(as_json("pool status", {"pool": row}))
+        return
+    devices: list[Row] = row.pop("devices")
+    if not style.bare:
+        write(fields(STATUS_FIELDS, row, Style(exact=style.exact)))
+    write(table(DEVICE_COLUMNS, devices, style))
+    if how == "dead":
+        message(str(dead(folder)))
+
+
+async def _read_status(folder: PoolFolder) -> Json:
+    async with reading(folder) as opened:
+        return describe_pool(opened)
+
+
+@pool.command("add", short_help="Add devices to a pool.")
+@click.argument("name")
+@device_arguments
+@size_option
+@force_option
+@dry_run_option
+@styled(PLAN_COLUMNS)
+@click.pass_obj
+def add(
+    state: StateDirectory, name: str, devices: tuple[Path, ...], style: Style, **options: Unpack[AddOptions]
+) -> None:
+    """Add one or more DEVICEs to the pool NAME, which must not be mounted.
+
+    New objects go to all devices from then on; what is stored stays where it is. -H, -p, -o and --json are for
+    --dry-run.
+    """
+    folder = state.known(name)
+    planned = _plan(state, devices, options)
+    if options["dry_run"]:
+        _show_plan("pool add", planned, style)
+        return
+    trio.run(provision.add, folder, planned)
+
+
+@pool.command("scrub", short_help="Verify everything that a pool holds.")
+@click.argument("name")
+@styled(DAMAGE_COLUMNS)
+@click.pass_obj
+def scrub(state: StateDirectory, name: str, style: Style) -> None:
+    """Read everything in the pool NAME and compare it with its checksums; mounted or not.
+
+    Objects that are damaged are dropped, so that they are misses, and listed. Shows a progress bar when stderr is a
+    terminal.
+    """
+    folder = state.known(name)
+    with progress(f"scrub {name}") as advance:
+
+        def on_progress(update: Json) -> None:
+            advance(update["done"], update["total"])
+
+        if state_of(folder) == "mounted":
+            result = ask(folder, "scrub", on_progress=on_progress)
+        else:
+            result = trio.run(_scrub, folder, on_progress)
+    damaged = result["damaged"]
+    if style.json:
+        write(as_json("pool scrub", {"pool": name, "scrub": result}))
+    elif damaged:
+        write(table(DAMAGE_COLUMNS, damaged, style))
+    if damaged:
+        what = "1 damaged object was" if len(damaged) == 1 else f"{len(damaged)} damaged objects were"
+        raise DamageFound(f"{what} dropped; look at the devices with 'kvfs pool status {name}'")
+    away = f", {result['unreachable']} on missing devices could not be read" if result["unreachable"] else ""
+    message(f"scrub of {name}: {result['objects']} objects are right{away}")
+
+
+async def _scrub(folder: PoolFolder, on_progress: Callable[[Json], None]) -> Json:
+    async def report(update: Json) -> None:
+        on_progress(update)
+
+    async with writing(folder, "scrubbing it") as opened:
+        return await scrub_report(opened.pool, report)
+
+
+@pool.command("take", short_help="Adopt a pool that is on its devices already.")
+@click.argument("name")
+@click.argument("devices", metavar="[DEVICE...]", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--force", is_flag=True, help="Take it from another host, which must not use it any more.")
+@click.pass_obj
+def take(state: StateDirectory, name: str, devices: tuple[Path, ...], force: bool) -> None:
+    """Make the pool NAME, which exists on its DEVICEs, known to this host.
+
+    For a pool that was moved here, or whose state directory was lost. What the pool holds stays. A pool belongs to the
+    state directory that it was made with: another one is refused until it is taken with --force, since two hosts that
+    do not know of each other would destroy its contents. Without DEVICEs, those that pool.yaml lists.
+    """
+    folder = state.folder(name) if devices else state.known(name)
+    trio.run(partial(provision.take, folder, devices, force=force))
+
+
+@pool.command("destroy", short_help="Remove a pool and all that is in it.")
+@click.argument("name")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@click.option("--force", is_flag=True, help="Go on where a device is missing or cannot be erased.")
+@click.pass_obj
+def destroy(state: StateDirectory, name: str, yes: bool, force: bool) -> None:
+    """Remove the pool NAME: its devices are made unrecognisable, and its folder in the state directory is deleted.
+
+    Files outside that folder stay, with their size. Asks first when stdin is a terminal; scripts say --yes.
+    """
+    folder = state.known(name)
+    if state_of(folder) == "mounted":
+        record = folder.read_record()
+        where = record.mount_point if record else "?"
+        raise PoolBusy(f"pool '{name}' is mounted on {where}; unmount it first with 'kvfs umount {where}'")
+    if not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError("this cannot be undone: say --yes")
+        click.confirm(f"Remove pool '{name}' and everything in it?", abort=True, err=True)
+    trio.run(partial(provision.destroy, folder, force=force))

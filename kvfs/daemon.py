@@ -1,0 +1,125 @@
+"""A mount's process: opens and mounts the pool, tells who waits for it, answers the control socket, ends cleanly."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import trio
+
+from kvfs import __version__, control
+from kvfs.assemble import assembled, serve_mount
+from kvfs.metrics import StatisticsCollector, from_trio, serve_metrics
+from kvfs.mountpoint import unmount_command, unmount_refused
+from kvfs.report import GAUGES, describe_pool, scrub_report, statistics_of
+from kvfs.sd_notify import notify
+from kvfs.state import MountRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvfs.assemble import Assembly
+    from kvfs.config import Config
+    from kvfs.control import Json, Report
+    from kvfs.fuse.mount import Mount
+    from kvfs.state import PoolFolder
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to mount where."""
+
+    folder: PoolFolder
+    config: Config
+    mount_point: str
+
+
+async def run(plan: Plan, announce: Callable[[], None]) -> None:
+    """Serve the mount until it is unmounted or told to end.
+
+    :param announce: called once, when the mount and its control socket answer
+    :raises MountError, ConfigError, PoolBusy, MissingDevice, WrongDomain, FormatError, DeviceError:
+    """
+    folder, config, path = plan.folder, plan.config, plan.mount_point
+    # The service lives inside the pool's lock: the next mount of the pool cannot come before our record is gone.
+    async with assembled(folder, config, f"mounted on {path}") as assembly, trio.open_nursery() as nursery:
+
+        def ready(mount: Mount) -> None:
+            nursery.start_soon(Service(plan, assembly, mount).run, announce)
+
+        try:
+            await serve_mount(assembly, config, path, ready)
+        finally:
+            notify("STOPPING=1")
+            nursery.cancel_scope.cancel()
+
+
+class Service:
+    """What a mount offers besides files: the control socket, metrics, and its record in the state directory."""
+
+    def __init__(self, plan: Plan, assembly: Assembly, mount: Mount) -> None:
+        self._plan = plan
+        self._pool = assembly.pool
+        self._frames = assembly.frames
+        self._mount = mount
+        self._started = time.time()
+
+    async def run(self, announce: Callable[[], None]) -> None:
+        """Make the mount known and answer requests until cancelled."""
+        folder = self._plan.folder
+        async with trio.open_nursery() as nursery:
+            with ExitStack() as stack:
+                await nursery.start(control.serve, folder.socket, self._handlers())
+                stack.callback(folder.forget_mount)
+                folder.write_record(MountRecord(os.getpid(), self._plan.mount_point, self._started))
+                self._serve_metrics(stack)
+                log.info("pool %s is mounted on %s", self._pool.name, self._plan.mount_point)
+                announce()
+                notify("READY=1")
+                await trio.sleep_forever()
+
+    def _serve_metrics(self, stack: ExitStack) -> None:
+        address = self._plan.config.metrics
+        if address is not None:
+            labels = {"pool": self._pool.name}
+            collector = StatisticsCollector(from_trio(self._statistics), labels, GAUGES)
+            stack.enter_context(serve_metrics(address, collector))
+
+    def _handlers(self) -> dict[str, control.Handler]:
+        return {"status": self._status, "stats": self._stats, "scrub": self._scrub, "unmount": self._unmount}
+
+    def _statistics(self) -> Json:
+        return statistics_of(self._pool, self._frames, self._mount)
+
+    async def _status(self, _arguments: Json, _report: Report) -> Json:
+        return describe_pool(self._pool) | {
+            "mount_point": self._plan.mount_point,
+            "pid": os.getpid(),
+            "started": self._started,
+            "version": __version__,
+        }
+
+    async def _stats(self, _arguments: Json, _report: Report) -> Json:
+        return self._statistics()
+
+    async def _scrub(self, _arguments: Json, report: Report) -> Json:
+        return await scrub_report(self._pool, report)
+
+    async def _unmount(self, _arguments: Json, _report: Report) -> Json:
+        """Not lazily: whoever has a file open must not lose it without being told."""
+        path = self._plan.mount_point
+        unmount = partial(
+            trio.run_process, check=False, capture_stderr=True, env=os.environ | {"LC_ALL": "C"}
+        )
+        with trio.CancelScope(shield=True):  # its success ends the mount, and with it the control socket
+            result = await unmount(unmount_command(path, lazy=False))
+        if result.returncode:
+            raise unmount_refused(path, result.stderr.decode(errors="replace"))
+        return {"unmounted": path}

@@ -1,0 +1,337 @@
+"""Making, growing, taking over and removing pools: devices and the pool's folder in the state directory together.
+
+What fails half-way leaves no file behind that it made, and no configuration of a pool that is not there.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import trio
+import yaml
+
+from blockdev.errors import (
+    DeviceError,
+    DeviceMismatch,
+    ForeignSignature,
+    FormatError,
+    NoSpace,
+    PoolBusy,
+    WrongDomain,
+)
+from blockdev.file_device import create_file, open_file_device
+from blockdev.lease import Leases, local_domain
+from blockdev.opening import CreateOptions, add_device, create_pool, erase, read_superblock, set_domain
+from blockdev.signatures import foreign_signature, wipe_signatures
+from blockdev.types import EXTENT_CLASSES, SlotClass
+from kvfs.assemble import locked, open_devices
+from kvfs.config import Config, Durability, load_config, parse_config, render_config
+from kvfs.errors import ConfigError, MissingDevice
+from kvfs.sizes import format_size
+from kvfs.state import PoolFolder, StateDirectory, write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from blockdev.device import Device
+
+log = logging.getLogger(__name__)
+
+CREATE_FILE = "create file"
+USE_FILE = "use file"
+USE_DRIVE = "use drive"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedDevice:
+    """What is to become of a device.
+
+    :ivar size: bytes
+    :ivar holds: what it holds now and would lose
+    """
+
+    path: Path
+    action: str
+    size: int
+    holds: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class NewPool:
+    """A pool to be made.
+
+    :ivar extent_size: bytes
+    """
+
+    name: str
+    devices: Sequence[PlannedDevice]
+    extent_size: int
+    durability: Durability
+
+
+def extent_class(size: int) -> SlotClass:
+    """:raises ConfigError: not an extent size"""
+    for candidate in EXTENT_CLASSES:
+        if candidate.payload_size == size:
+            return candidate
+    known = ", ".join(format_size(candidate.payload_size) for candidate in EXTENT_CLASSES)
+    raise ConfigError(f"extents cannot have {format_size(size)}: choose one of {known}")
+
+
+# ── planning ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def plan(
+    state: StateDirectory, paths: Sequence[Path], size: int | None, *, force: bool
+) -> list[PlannedDevice]:
+    """What would be done with each device. Changes nothing.
+
+    :param size: bytes of each device that is to be made as a file
+    :param force: what a device holds may be lost
+    :raises MissingDevice: it is not there and cannot be made
+    :raises DeviceMismatch: given twice
+    :raises ForeignSignature: it holds something
+    :raises PoolBusy: it belongs to a pool in use
+    :raises DeviceError:
+    """
+    planned: list[PlannedDevice] = []
+    for path in _absolute(paths):
+        device = await (_existing(path) if os.path.lexists(path) else _new_file(path, size))
+        if device.holds is not None:
+            await _refuse_in_use(state, path)
+            if not force:
+                raise ForeignSignature(
+                    f"{path} is not empty, it holds: {device.holds}; take another device, or --force to overwrite it"
+                )
+        planned.append(device)
+    return planned
+
+
+def _absolute(paths: Sequence[Path]) -> list[Path]:
+    seen: dict[str, Path] = {}
+    for path in paths:
+        absolute = Path(os.path.abspath(path))  # noqa: PTH100 (Path.resolve would follow by-id links, which are meant)
+        if os.path.realpath(path) in seen:
+            raise DeviceMismatch(f"{path} is given twice")
+        seen[os.path.realpath(path)] = absolute
+    return list(seen.values())
+
+
+async def _new_file(path: Path, size: int | None) -> PlannedDevice:
+    if path.is_relative_to("/dev"):
+        raise MissingDevice(f"{path} does not exist: see that the drive is connected")
+    if not path.parent.is_dir():
+        raise MissingDevice(f"{path} cannot be made: there is no directory {path.parent}")
+    if size is None:
+        raise MissingDevice(
+            f"{path} does not exist: give --size to make a file of that size, such as --size 4GiB"
+        )
+    return PlannedDevice(path, CREATE_FILE, size, None)
+
+
+async def _existing(path: Path) -> PlannedDevice:
+    async with _opened(path, writable=False) as device:
+        action = USE_FILE if device.is_file else USE_DRIVE
+        return PlannedDevice(path, action, device.size, await foreign_signature(device))
+
+
+async def _refuse_in_use(state: StateDirectory, path: Path) -> None:
+    """--force is no licence to pull a device from under a running mount.
+
+    :raises PoolBusy:
+    """
+    async with _opened(path, writable=False) as device:
+        try:
+            superblock = await read_superblock(device)
+        except FormatError:
+            return
+    folder = PoolFolder(state.root / superblock.name)
+    if folder.config.exists():
+        with Leases.open(folder.path, superblock.pool) as leases:
+            holder = leases.holder()
+        if holder is not None:
+            raise PoolBusy(
+                f"{path} is in use by pool '{superblock.name}', process {holder.pid}, {holder.purpose}"
+            )
+
+
+@asynccontextmanager
+async def _opened(path: Path, *, writable: bool) -> AsyncIterator[Device]:
+    device = await open_file_device(path, writable=writable)
+    try:
+        yield device
+    finally:
+        with trio.CancelScope(shield=True):
+            await device.aclose()
+
+
+# ── creating ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def create(folder: PoolFolder, new: NewPool) -> None:
+    """Make the pool and write its configuration.
+
+    :raises NoSpace: a device is too small, or there is no room for a file
+    :raises ConfigError: no such extent size
+    :raises DeviceError, OSError:
+    """
+    options = CreateOptions(new.name, local_domain(folder.path.parent), extent_class(new.extent_size))
+    paths = tuple(device.path for device in new.devices)
+    folder.create()
+    async with _devices_for(new.devices) as devices:
+        await create_pool(devices, options)
+        config = Config(name=new.name, devices=paths, durability=new.durability)
+        write_atomically(folder.config, render_config(config))
+
+
+@asynccontextmanager
+async def _devices_for(planned: Sequence[PlannedDevice]) -> AsyncIterator[list[Device]]:
+    """The planned devices, open for writing and without what they held; files are made, and removed on failure."""
+    made: list[Path] = []
+    async with AsyncExitStack() as stack:
+        try:
+            for one in planned:
+                if one.action == CREATE_FILE:
+                    await _make(one)
+                    made.append(one.path)
+            devices = [await stack.enter_async_context(_opened(one.path, writable=True)) for one in planned]
+            for one, device in zip(planned, devices, strict=True):
+                if one.holds is not None:
+                    await wipe_signatures(device)
+            yield devices
+        except BaseException:
+            for path in made:
+                path.unlink(missing_ok=True)
+            raise
+
+
+async def _make(planned: PlannedDevice) -> None:
+    try:
+        await create_file(planned.path, planned.size)
+    except DeviceError as error:
+        if error.errno == errno.ENOSPC:
+            raise NoSpace(
+                f"{error}: choose a smaller --size or another file system; nothing was made"
+            ) from None
+        raise
+
+
+# ── changing ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def add(folder: PoolFolder, planned: Sequence[PlannedDevice]) -> None:
+    """Add devices to a pool that nobody has open.
+
+    :raises PoolBusy, NoSpace, DeviceMismatch, FormatError, DeviceError, OSError:
+    """
+    config = load_config(folder.config)
+    async with (
+        locked(folder, config, "adding a device"),
+        open_devices(config, writable=True) as present,
+        _devices_for(planned) as new,
+    ):
+        for one, device in zip(planned, new, strict=True):
+            await add_device(present, device)
+            present.append(device)
+            config = replace(config, devices=(*config.devices, one.path))
+            write_atomically(folder.config, with_device(folder.config.read_text(), config))
+
+
+def with_device(text: str, config: Config) -> str:
+    """The configuration file `text`, whose comments and order are kept, with the last device of `config` added."""
+    entry = yaml.safe_dump(str(config.devices[-1])).removesuffix("\n...\n").strip()
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    for key, value in root.value if isinstance(root, yaml.MappingNode) else ():
+        if key.value != "devices":
+            continue
+        last = value.value[-1]
+        at = last.end_mark.index
+        if value.flow_style:
+            grown = f"{text[:at]}, {entry}{text[at:]}"
+        else:
+            grown = f"{text[:at]}\n{' ' * value.start_mark.column}- {entry}{text[at:]}"
+        if parse_config(grown, "grown") == config:
+            return grown
+    return render_config(config)
+
+
+async def take(folder: PoolFolder, paths: Sequence[Path], *, force: bool) -> None:
+    """Make a pool that exists on its devices known to this host; with `force`, take it from another domain.
+
+    :param paths: its devices; none for those that the configuration lists
+    :raises WrongDomain: it is coordinated elsewhere, and `force` is not given
+    :raises ConfigError: no devices and no configuration
+    :raises PoolBusy, MissingDevice, FormatError, DeviceError, OSError:
+    """
+    domain = local_domain(folder.path.parent)
+    if paths:
+        config = Config(name=folder.name, devices=tuple(_absolute(paths)))
+    else:
+        config = load_config(folder.config)
+    folder.create()
+    async with locked(folder, config, "taking it over") as superblock:
+        if superblock.domain != domain:
+            if not force:
+                raise WrongDomain(
+                    f"pool '{folder.name}' is coordinated by {superblock.domain}: "
+                    "say --force if no other host uses it"
+                )
+            async with open_devices(config, writable=True) as devices:
+                await set_domain(devices, domain)
+        if paths:
+            write_atomically(folder.config, render_config(config))
+
+
+async def destroy(folder: PoolFolder, *, force: bool) -> None:
+    """Make the devices no pool's any more and remove the folder. Files outside it stay.
+
+    :param force: go on where devices are missing, damaged or fail
+    :raises PoolBusy, MissingDevice, FormatError, DeviceError, OSError:
+    """
+    config = load_config(folder.config)
+    try:
+        async with locked(folder, config, "destroying it"), open_devices(config, writable=True) as devices:
+            if len(devices) < len(config.devices) and not force:
+                raise MissingDevice(
+                    f"a device of pool '{folder.name}' is missing: connect it, or say --force"
+                )
+            for device in devices:
+                await erase(device)
+    except (FormatError, MissingDevice, DeviceError):
+        if not force:
+            raise
+        await _erase_what_can_be(config)
+    shutil.rmtree(folder.path)
+
+
+async def _erase_what_can_be(config: Config) -> None:
+    for path in config.devices:
+        try:
+            async with _opened(path, writable=True) as device:
+                if await _may_be_of(device, config.name):
+                    await erase(device)
+        except DeviceError as error:
+            log.warning("%s; it is left as it is", error)
+
+
+async def _may_be_of(device: Device, name: str) -> bool:
+    try:
+        return (await read_superblock(device)).name == name
+    except FormatError:
+        return True
+
+
+def size_of(path: Path) -> int | None:
+    """Bytes of a device or file; None if it is not there or may not be asked."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            return file.seek(0, os.SEEK_END)
+    except OSError:
+        return None
