@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -22,8 +23,13 @@ if TYPE_CHECKING:
 COMMIT_AFTER: Final = 0.005
 """Seconds that changes may wait for their commit."""
 
+CHANGES_MAX: Final = 20_000
+"""Changes in one transaction, about: each may hold a page in memory until the commit."""
+
 _DATA, _LOCK = "data.mdb", "lock.mdb"
 _MAX_READERS = 1024
+_DAMAGE: Final = (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError, lmdb.PageNotFoundError)
+_NUMBER = struct.Struct(">Q")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -49,8 +55,9 @@ def _translated(method: Callable[Concatenate[Tables, P], R]) -> Callable[Concate
 
 
 def _os_error(error: lmdb.Error) -> OSError:
-    """LMDB's own codes are negative, the system's are positive."""
-    return OSError(error.code if error.code > 0 else errno.EIO, str(error))
+    # LMDB's own codes are negative, the system's are positive; older bindings have neither.
+    code = getattr(error, "code", 0)
+    return OSError(code if code > 0 else errno.EIO, str(error))
 
 
 class Tables:
@@ -72,15 +79,17 @@ class Tables:
         readonly: bool = False,
     ) -> None:
         path = folder / _DATA
-        if not create:
-            path.stat()
+        if not create and not path.stat().st_size:
+            raise DamagedTables(f"{path} is empty")
         try:
             self._environment = _open(folder, len(names), map_size, create=create, readonly=readonly)
+        except _DAMAGE as error:
+            raise DamagedTables(str(error)) from error
         except lmdb.Error as error:
-            if error.code < 0:
-                raise DamagedTables(str(error)) from error
             raise _os_error(error) from error
         self.failed = False
+        self._changes = 0  # in the open transaction
+        self._numbers: dict[str, int] = {}  # by table, the last one given by `append`
         self._writing: Transaction[bytes] | None = None
         self._writing_since: float | None = None
         try:
@@ -157,6 +166,19 @@ class Tables:
         self._write().put(key, value, db=self._tables[table])
 
     @_translated
+    def append(self, table: str, value: bytes) -> bytes:
+        """Put under the next number, which is greater than every key of the table; returns that key."""
+        transaction = self._write()
+        number = self._numbers.get(table)
+        if number is None:
+            with transaction.cursor(self._tables[table]) as cursor:
+                number = _NUMBER.unpack(cursor.key())[0] if cursor.last() else 0
+        self._numbers[table] = number + 1
+        key = _NUMBER.pack(number + 1)
+        transaction.put(key, value, db=self._tables[table], append=True)  # leaves the page before it full
+        return key
+
+    @_translated
     def replace(self, table: str, key: bytes, value: bytes) -> bytes | None:
         """Put, and return what was there."""
         return self._write().replace(key, value, db=self._tables[table])
@@ -180,6 +202,7 @@ class Tables:
         """Make all changes durable against kill -9."""
         if self._writing is not None:
             transaction, self._writing, self._writing_since = self._writing, None, None
+            self._changes = 0
             transaction.commit()
 
     def commit_due(self, now: float) -> bool:
@@ -192,6 +215,11 @@ class Tables:
             return False
         self.commit()
         return True
+
+    def commit_if_large(self) -> None:
+        """Commit if there are so many changes that the transaction takes much memory, as in a rebuild."""
+        if self._changes >= CHANGES_MAX:
+            self.commit()
 
     def abandon(self) -> None:
         """Forget the changes since the last commit."""
@@ -222,6 +250,8 @@ class Tables:
     def _write(self) -> Transaction[bytes]:
         if self._writing is None:
             self._writing = self._environment.begin(write=True)
+            self._changes = 0
+        self._changes += 1
         return self._writing
 
 

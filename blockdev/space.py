@@ -274,6 +274,15 @@ class Space:
         taken = region.state(ref.slot) in {SlotState.RESERVED, SlotState.LIVE}
         return taken and region.generation[ref.slot] != ref.generation
 
+    def in_use(self, ref: SlotRef) -> bool:
+        """Whether the slot is known to be in this use still, or to have failed in it."""
+        region = self._regions.get(RegionId(ref.device, ref.region))
+        return (
+            region is not None
+            and region.generation[ref.slot] == ref.generation
+            and region.state(ref.slot) in {SlotState.RESERVED, SlotState.LIVE, SlotState.BAD}
+        )
+
     def ref_of(self, address: SlotAddress) -> SlotRef:
         """The slot's current use, or its next one if it is free. :raises Unavailable: its region was dropped"""
         return self.region(RegionId(address.device, address.region)).ref(address.slot)

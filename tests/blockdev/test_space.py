@@ -336,11 +336,12 @@ class SpaceMachine(RuleBasedStateMachine):
             model.generations[slot] = record.generation
 
     @rule(region_id=region_ids, slot=st.integers(0, 2 * CHUNK_SLOTS))
-    def claim(self, region_id, slot):
+    def claim(self, region_id: RegionId, slot):
         model = self.regions.get(region_id)
         exists = model is not None and slot < len(model.states)
         generation = model.generations[slot] if exists and model.states[slot] is SlotState.LIVE else 7
-        done = self.space.claim(SlotRef(*region_id, slot, generation), OWNER)
+        ref = SlotRef(region_id.device, region_id.region, slot, generation)
+        done = self.space.claim(ref, OWNER)
         assert done == (exists and model.states[slot] in {SlotState.UNKNOWN, SlotState.LIVE})
         if done:
             model.states[slot] = SlotState.LIVE
@@ -507,6 +508,20 @@ def test_whatever_is_done_to_a_lost_slot_is_of_no_consequence():
     assert space.load_chunk(RegionId(0, 0), 0, [None]) == []
     assert space.reap(0.0) == []
     assert space.totals().total == 0
+
+
+def test_in_use_means_this_use():
+    space = space_of(RegionId(0, 0))
+    ref = space.take(SlotClass.MIB4)
+    assert space.in_use(ref)
+    space.quarantine(ref)
+    assert space.in_use(ref), "it failed in it"
+    other = space.take(SlotClass.MIB4)
+    space.free(other, other.generation + 1, 3, 0.0)
+    assert not space.in_use(other)
+    assert not space.in_use(other._replace(generation=other.generation + 1)), "it was not taken again"
+    space.drop_device(0)
+    assert not space.in_use(ref)
 
 
 def test_an_earlier_use_of_a_slot_cannot_be_freed():
