@@ -156,11 +156,13 @@ class Region:
     def owners(self) -> Iterator[ObjectId]:
         """The objects with LIVE slots here, each once as long as its slots are neighbours. Not across changes."""
         previous: ObjectId | None = None
-        for slot in range(self.slots):
+        slot = self._state.find(SlotState.LIVE)
+        while slot >= 0:
             owner = self.owner(SlotNo(slot))
             if owner is not None and owner != previous:
                 yield owner
-            previous = owner
+                previous = owner
+            slot = self._state.find(SlotState.LIVE, slot + 1)
 
     def ref(self, slot: SlotNo) -> SlotRef:
         """The slot's current use, or its next one while it is free."""

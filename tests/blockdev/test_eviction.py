@@ -130,3 +130,16 @@ def test_an_object_used_during_the_walk_is_not_a_victim_of_it():
     policy.touch(OBJECTS[1], 1.0)
     policy.touch(OBJECTS[2], 1.0)
     assert list(victims) == [OBJECTS[3]]
+
+
+def test_what_a_walk_had_looked_ahead_to_may_be_gone_or_used():
+    policy = Lru()
+    policy.add(OBJECTS[0], {SlotClass.MIB4}, 0.0)
+    policy.add(OBJECTS[1], {SlotClass.MIB4, SlotClass.KIB64}, 0.0)
+    policy.add(OBJECTS[2], {SlotClass.MIB4, SlotClass.MIB2}, 0.0)
+    victims = policy.victims(SlotClass.MIB4)
+    assert next(victims) == OBJECTS[0]
+    policy.touch(OBJECTS[1], 1.0)
+    policy.remove(OBJECTS[2])
+    policy.add(OBJECTS[3], {SlotClass.MIB4}, 1.0)  # may take the place of what is gone
+    assert list(victims) == []

@@ -49,7 +49,7 @@ class Slot:
 class RegionMachine(RuleBasedStateMachine):
     """Every operation on every slot: what the model forbids is refused, and changes nothing."""
 
-    @initialize(slots=st.sampled_from([1, 3, CHUNK_SLOTS, CHUNK_SLOTS + 2]), is_new=st.booleans())
+    @initialize(slots=st.sampled_from([1, 2, 3, 5, CHUNK_SLOTS + 2]), is_new=st.booleans())
     def begin(self, slots, is_new):
         self.now = 0.0
         self.order: list[int] = []
@@ -298,6 +298,22 @@ def test_slots_in_limbo_that_are_quarantined_stay_away():
     region.quarantine(1)
     assert region.reap(5.0, lambda _: False) == []
     assert region.next_ready() is None
+
+
+def test_a_free_slot_that_is_quarantined_is_passed_over():
+    region = formatted(2)
+    region.quarantine(0)
+    assert [region.take(), region.take()] == [1, None]
+
+
+def test_unknown_chunks_come_in_order():
+    region = Region(ID, SlotClass.MIB4, EPOCH, 2 * CHUNK_SLOTS + 1)
+    assert region.unknown_chunk() == 0
+    for slot in range(2 * CHUNK_SLOTS):
+        region.load(slot, None)
+    assert region.unknown_chunk() == 2
+    region.claim(2 * CHUNK_SLOTS, OWNERS[0], FIRST)
+    assert region.unknown_chunk() is None
 
 
 def test_owners_come_once_for_neighbouring_slots():
