@@ -93,7 +93,13 @@ class Service:
             stack.enter_context(serve_metrics(address, collector))
 
     def _handlers(self) -> dict[str, control.Handler]:
-        return {"status": self._status, "stats": self._stats, "scrub": self._scrub, "unmount": self._unmount}
+        return {
+            "status": self._status,
+            "stats": self._stats,
+            "commit": self._commit,
+            "scrub": self._scrub,
+            "unmount": self._unmount,
+        }
 
     def _statistics(self) -> Json:
         return statistics_of(self._pool, self._frames, self._mount)
@@ -108,6 +114,11 @@ class Service:
 
     async def _stats(self, _arguments: Json, _report: Report) -> Json:
         return self._statistics()
+
+    async def _commit(self, _arguments: Json, _report: Report) -> Json:
+        """Let others see in the catalogue what was published up to now."""
+        self._pool.catalog.commit()
+        return {}
 
     async def _scrub(self, _arguments: Json, report: Report) -> Json:
         return await scrub_report(self._pool, report)

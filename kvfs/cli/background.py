@@ -20,15 +20,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 LOG_MAX = 1 << 20
 """Bytes; a larger log of earlier mounts is put aside before the next one."""
 
 
-def start(arguments: Sequence[str], log: Path) -> None:
+def start(arguments: Sequence[str], log: Path) -> list[str]:
     """Run `kvfs ARGUMENTS --ready-fd N` in a session of its own and wait until it is ready.
 
+    :returns: what it warned of meanwhile
     :raises RemoteError: it said why it cannot
     :raises MountFailed: it ended without a word
     """
@@ -50,6 +51,7 @@ def start(arguments: Sequence[str], log: Path) -> None:
         process.wait()
         raise RemoteError(answer["class"], answer["message"])
     process.returncode = 0  # it goes on without us: nothing to wait for, nothing to complain about
+    return list(answer["warnings"])
 
 
 def _spawn(arguments: Sequence[str], writer: int, log: Path) -> subprocess.Popen[bytes]:
@@ -73,14 +75,21 @@ def _ended(code: int, log: Path) -> str:
     return f"the mount's process {how} before it was ready{last}; see {log}"
 
 
-class Ready:
-    """The daemon's end of the pipe. Says one thing, once."""
+class Ready(logging.Handler):
+    """The daemon's end of the pipe. Says one thing, once; until then it collects warnings to pass on."""
 
     def __init__(self, fd: int | None) -> None:
+        super().__init__(logging.WARNING)
         self._fd = fd
+        self._warnings: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a warning."""
+        self._warnings.append(record.getMessage())
 
     def ready(self) -> None:
-        self._say({"ready": True})
+        logging.getLogger().removeHandler(self)
+        self._say({"ready": True, "warnings": self._warnings})
 
     def failed(self, error: Exception, message: str) -> None:
         self._say({"class": type(error).__name__, "message": message})
@@ -92,6 +101,6 @@ class Ready:
         try:
             os.write(fd, json.dumps(what).encode() + b"\n")
         except BrokenPipeError:
-            log.warning("whoever started this mount did not wait for it")
+            logger.warning("whoever started this mount did not wait for it")
         finally:
             os.close(fd)

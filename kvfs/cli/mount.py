@@ -111,11 +111,13 @@ def _mount(
     if options["foreground"]:
         if options["ready_fd"] is not None:
             os.chdir("/")  # keep no other file system busy
+            logging.getLogger().addHandler(ready)
         _log_with_time()
         trio.run(run, Plan(folder, config, mount_point), ready.ready)
     else:
         folder.create()
-        background.start(_again(state, folder.name, mount_point, options), folder.log)
+        for warning in background.start(_again(state, folder.name, mount_point, options), folder.log):
+            message(warning)
 
 
 def _may_be_dead(state: StateDirectory, mount_point: str) -> bool:

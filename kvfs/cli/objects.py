@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import stat as stat_bits
@@ -16,7 +17,8 @@ from blockdev.types import PAGE, ROOT, DirectoryId, Kind
 from kvfs.assemble import reading
 from kvfs.cli.options import ParameterType, styled
 from kvfs.cli.render import Column, Row, Style, Unit, as_json, fields, table, write
-from kvfs.errors import NoObject
+from kvfs.cli.running import ask
+from kvfs.errors import DeadMount, NoObject, NotRunning
 from kvfs.report import devices_of
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
     from blockdev.pool import Pool
     from blockdev.types import Descriptor, ExtentRef
-    from kvfs.state import StateDirectory
+    from kvfs.state import PoolFolder, StateDirectory
 
 _TYPES = {Kind.HEAD: "file", Kind.DIRECTORY: "directory", Kind.SYMLINK: "symlink"}
 
@@ -103,11 +105,19 @@ class TargetType(ParameterType):
 @click.pass_obj
 def ls(state: StateDirectory, target: Target, style: Style) -> None:
     """List a directory of a pool as its media have it, whether it is mounted or not."""
-    trio.run(_ls, state, target, style)
+    trio.run(_ls, _current(state, target), target, style)
 
 
-async def _ls(state: StateDirectory, target: Target, style: Style) -> None:
-    async with reading(state.known(target.pool)) as pool:
+def _current(state: StateDirectory, target: Target) -> PoolFolder:
+    """The pool's folder; a running mount has put into the catalogue there what it published last."""
+    folder = state.known(target.pool)
+    with contextlib.suppress(NotRunning, DeadMount):
+        ask(folder, "commit")
+    return folder
+
+
+async def _ls(folder: PoolFolder, target: Target, style: Style) -> None:
+    async with reading(folder) as pool:
         found = _find(pool, target)
         rows = (
             _row(record) for record in (pool.children(_id(found)) if _is_directory(found) else _only(found))
@@ -174,11 +184,11 @@ def stat(state: StateDirectory, target: Target, style: Style) -> None:
     Every extent is read. Its state is `ok`, `hole`, `inline`, `damaged`, `missing` (its device is not there), `failed`
     (its device reports an error) or `raced` (replaced while it was looked at). -H, -p and -o apply to the extents.
     """
-    trio.run(_stat, state, target, style)
+    trio.run(_stat, _current(state, target), target, style)
 
 
-async def _stat(state: StateDirectory, target: Target, style: Style) -> None:
-    async with reading(state.known(target.pool)) as pool:
+async def _stat(folder: PoolFolder, target: Target, style: Style) -> None:
+    async with reading(folder) as pool:
         found = _find(pool, target)
         row = _record_row(target, found)
         extents = [] if found is None else await _extents(pool, found)

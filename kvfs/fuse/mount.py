@@ -206,13 +206,14 @@ def _attach(operations: Operations, path: str, name: str, options: MountOptions)
 
 
 async def _detach_dead(path: str) -> None:
-    """Take away what a killed mount left on the directory: to look into it fails with ENOTCONN."""
+    """Take away what a killed mount left on the directory: to ask it for anything fails with ENOTCONN."""
     there = mounted_at(path)
     if there is None or there.fstype != FSTYPE:
         return
     with trio.move_on_after(_PROBE):
         try:
-            await trio.to_thread.run_sync(os.stat, path, abandon_on_cancel=True)
+            # Not stat(2): the kernel may still know the root's attributes, and answer for the dead.
+            await trio.to_thread.run_sync(os.statvfs, path, abandon_on_cancel=True)
         except OSError as error:
             if error.errno == errno.ENOTCONN:
                 log.info("%s: a mount of %s whose process is gone is taken away", path, there.source)
