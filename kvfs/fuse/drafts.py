@@ -72,6 +72,7 @@ class Draft:
     :param writer: the thread that began it
     :ivar directory, name: where it is published
     :ivar linked: whether it has that name; a draft without one is never published
+    :ivar is_closing: its last writer is gone; what that one left is being published
     :ivar lock: held while bytes or name change, or the draft is published
     """
 
@@ -87,6 +88,7 @@ class Draft:
         self.name = name
         self.attributes = attributes
         self.linked = True
+        self.is_closing = False
         self.writers = 0
         self.handles = 0
         self.lock = trio.Lock()

@@ -118,10 +118,12 @@ class InodeTable:
         return inode
 
     def bind(self, inode: Inode, record: Descriptor | None) -> None:
-        """Let an inode stand for a published version from now on; for nothing if there is none."""
+        """Let an inode stand for a published version from now on, and be found by it if the kernel may still know it;
+        for nothing if there is none.
+        """
         self._unindex(inode)
         inode.record = record
-        if record is not None:
+        if record is not None and inode.number in self._by_number:
             inode.place = (record.directory, record.name)
             self._by_object.setdefault(record.object_id, []).append(inode)
 

@@ -86,9 +86,17 @@ class OpenFiles:
         retried = retry is not None and (retry.directory, retry.name) == inode.place
         if inode.is_directory:
             raise refused(errno.EISDIR)
+        await self._wait_for_closing(inode)
         if _wants_to_write(flags):
             return await self._truncated(await self._open_to_write(inode, caller, retried=retried), flags)
         return await self._open_to_read(inode, caller, retried=retried)
+
+    async def _wait_for_closing(self, inode: Inode) -> None:
+        """Who opens a file after all others closed it finds all that they stored, through mappings too."""
+        over = self._volume.overlay.get(*inode.place)
+        if over is not None and over.draft is not None and over.draft.is_closing:
+            async with over.draft.lock:
+                pass
 
     async def _truncated(self, handle: Handle, flags: int) -> Handle:
         assert handle.draft is not None
@@ -239,6 +247,7 @@ class OpenFiles:
         # No checkpoint when there is nothing to publish: the kernel's next request must find the file closed.
         if writes and draft.writers == 1:
             await self._publish_late(draft)
+        draft.is_closing = False
         draft.writers -= writes
         draft.handles -= 1
         if inode.draft is draft and not draft.writers and (writes or not draft.handles):
@@ -249,6 +258,7 @@ class OpenFiles:
     async def _publish_late(self, draft: Draft) -> None:
         """Publish what was stored through a mapping after close(2), and wait for who moves the draft."""
         while draft.is_publishable or draft.lock.locked():
+            draft.is_closing = True
             try:
                 await self.publish(draft)
             except (BlockError, FramesError) as error:

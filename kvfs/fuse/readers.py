@@ -18,17 +18,29 @@ _AHEAD = 2
 
 
 class PinnedShare:
-    """Counts the frames that open files keep, each once, up to a limit."""
+    """Counts the frames that open files keep, each once, up to a limit.
+
+    Room is promised before the frames are fetched: many files are opened at once.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
+        self._promised = 0
         self._pins: Counter[Frame] = Counter()
 
-    def allows(self, count: int) -> bool:
-        """Whether there is room for that many more."""
-        return len(self._pins) + count <= self._limit
+    def promise(self, count: int) -> bool:
+        """Promise room for that many frames, if there is; each is then added or forgone."""
+        if len(self._pins) + self._promised + count > self._limit:
+            return False
+        self._promised += count
+        return True
+
+    def forgo(self, count: int) -> None:
+        self._promised -= count
 
     def add(self, frame: Frame) -> None:
+        """Keep a frame for which room was promised."""
+        self._promised -= 1
         self._pins[frame] += 1
 
     def remove(self, frame: Frame) -> None:
@@ -63,7 +75,7 @@ class Readers:
         try:
             reader.extents = await self._pool.extents(record)
             stored = [index for index, extent in enumerate(reader.extents) if not extent.is_hole]
-            if record.size <= self._whole_limit and self._share.allows(len(stored)):
+            if record.size <= self._whole_limit and self._share.promise(len(stored)):
                 await self._fetch(reader, stored)
         except BaseException:
             self.close(reader)
@@ -74,9 +86,12 @@ class Readers:
     async def _fetch(self, reader: Reader, stored: list[int]) -> None:
         if len(stored) > 1:  # all at once: they are on different devices
             self._versions.read_ahead(reader.record, stored[1:])
-        for index in stored:
-            frame = reader.frames[index] = await self._versions.get(reader.record, index)
-            self._share.add(frame)
+        try:
+            for index in stored:
+                frame = reader.frames[index] = await self._versions.get(reader.record, index)
+                self._share.add(frame)
+        finally:
+            self._share.forgo(len(stored) - len(reader.frames))
 
     def close(self, reader: Reader) -> None:
         """Give back what the reader keeps."""
