@@ -53,7 +53,8 @@ class Resolution:
     not be the one that the record names."""
     garbage: list[Descriptor]
     """Records that say nothing any more. To be made invalid in this order; whoever cannot make one invalid stops
-    there, because a later one may be what keeps it from coming back."""
+    there, because a later one may be what keeps it from coming back. Empty where directories made more than once
+    lie in a loop, which no member makes."""
     same: dict[DirectoryId, DirectoryId]
     """Directories made more than once under one name: each other id, and the smallest, whose children theirs are."""
 
@@ -96,16 +97,21 @@ class _Resolver:
         self._names = self._by_name()
 
     def resolution(self) -> Resolution:
-        for _ in range(_MERGE_ROUNDS):
-            same = self._find_twins()
-            if same == self._same:
-                break
-            self._same = same
-            self._names = self._by_name()
+        settled = self._merge_directories()
         live = {
             key: record for key, group in self._names.items() if (record := self._truth(group)) is not None
         }
-        return Resolution(live, self._garbage(live), self._same)
+        return Resolution(live, self._garbage(live) if settled else [], self._same)
+
+    def _merge_directories(self) -> bool:
+        """Level by level: children meet once their parents are one. False: a loop, there is no last word."""
+        for _ in range(_MERGE_ROUNDS):
+            same = self._find_twins()
+            if same == self._same:
+                return True
+            self._same = same
+            self._names = self._by_name()
+        return False
 
     def _find_listed_later(self) -> set[SlotRef]:
         """Records outdone by being listed, and aliases that were taken over."""
@@ -127,13 +133,8 @@ class _Resolver:
         for record in self._named:
             names[self._same.get(record.directory, record.directory), record.name].append(record)
         for group in names.values():
-            group.sort(key=self._age, reverse=True)
+            group.sort(key=_age, reverse=True)
         return dict(names)
-
-    def _age(self, record: Descriptor) -> tuple[Stamp, bool, ObjectId, SlotRef]:
-        # Equal stamps are two members' at one nanosecond, or an alias and the record that took it over. For the
-        # former any rule will do, if it is everybody's.
-        return record.stamp, record.ref not in self._listed_later, record.object_id, record.ref
 
     def _find_twins(self) -> dict[DirectoryId, DirectoryId]:
         same: dict[DirectoryId, DirectoryId] = {}
@@ -183,7 +184,7 @@ class _Resolver:
         gone: set[SlotRef] = set()
         garbage = []
         # Oldest first: what a record outdoes is decided before the record itself.
-        for record in sorted((r for r in self._named if r.ref not in needed), key=self._age):
+        for record in sorted((r for r in self._named if r.ref not in needed), key=_age):
             older = older_in_name.get(record.ref)
             if (older is None or older.ref in gone) and all(
                 self._over(ref, record, gone) for ref in _listed(record)
@@ -216,6 +217,12 @@ class _Resolver:
         if replaced is None:
             return self._scanned(ref)
         return replaced.stamp >= by.stamp or ref in gone
+
+
+def _age(record: Descriptor) -> tuple[Stamp, bool, ObjectId, SlotRef]:
+    # Equal stamps are an alias and the record that took it over, or two members' at one nanosecond. For the latter any
+    # rule will do that is everybody's and does not depend on which other records are still there.
+    return record.stamp, record.kind is not Kind.ALIAS, record.object_id, record.ref
 
 
 def _listed(record: Descriptor) -> tuple[SlotRef, ...]:

@@ -304,7 +304,10 @@ class TestAlways:
         seen = [r for r in records if r.ref not in missing]
         garbage = resolve(seen, lambda ref: ref not in missing).garbage
         whole, cleaned = resolve(records), resolve([r for r in records if r not in garbage])
-        assert cleaned.live == whole.live
+        assert cleaned.live.items() <= whole.live.items()
+        # Whoever renames an object that is being replaced at the same time may lose it, but to a miss.
+        lost = whole.live.keys() - cleaned.live.keys()
+        assert all(whole.live[key].kind is Kind.ALIAS for key in lost)
 
 
 class TestUnclaimed:
