@@ -74,6 +74,15 @@ def mounted_at(path: str) -> MountEntry | None:
     return found
 
 
+def is_dead(path: str) -> bool:
+    """Whether the process behind a mount is gone. Asks the mount, so it takes as long as that does to answer."""
+    try:
+        os.statvfs(path)  # not stat: the kernel may still know the root's attributes, and answer for the dead
+    except OSError as error:
+        return error.errno == errno.ENOTCONN
+    return False
+
+
 def resolve(path: Path) -> str:
     """The absolute path without symlinks. Does not fail for what is mounted by a dead process."""
     return os.path.realpath(path)

@@ -30,6 +30,7 @@ from kvfs.mountpoint import (
     FSTYPE,
     check_fuse,
     check_mount_point,
+    is_dead,
     mounted_at,
     resolve,
     unmount_command,
@@ -230,10 +231,12 @@ def umount(state: StateDirectory, directory: Path) -> None:
     if folder is not None and control.is_alive(folder.socket):
         _unmount(folder)
         return
-    detach(path)
+    gone = is_dead(path)
+    detach(path, lazy=gone)
     if folder is not None:
         folder.forget_mount()
-    message(f"{path}: its process was gone; what it left is removed")
+    if gone:
+        message(f"{path}: its process was gone; what it left is removed")
 
 
 def _unmount(folder: PoolFolder) -> None:
@@ -251,12 +254,12 @@ def _unmount(folder: PoolFolder) -> None:
         raise MountFailed(f"unmounted, but process {pid} is still closing the pool; see {folder.log}")
 
 
-def detach(path: str) -> None:
-    """Take a dead mount out of the tree.
+def detach(path: str, *, lazy: bool) -> None:
+    """Take a mount that has no control socket out of the tree.
 
     :raises MountError: the system refuses
     """
-    command = unmount_command(path, lazy=True)
+    command = unmount_command(path, lazy=lazy)
     result = subprocess.run(
         command, capture_output=True, text=True, check=False, env=os.environ | {"LC_ALL": "C"}
     )

@@ -59,7 +59,7 @@ DEVICE_COLUMNS = (
     Column("uuid", shown=False),
 )
 PLAN_COLUMNS = (Column("action"), Column("size", Unit.BYTES), Column("path"), Column("holds"))
-DAMAGE_COLUMNS = (Column("path"), Column("size", Unit.BYTES), Column("reason"))
+DAMAGE_COLUMNS = (Column("path"), Column("size", Unit.BYTES), Column("dropped"), Column("reason"))
 
 device_arguments = click.argument(
     "devices", metavar="DEVICE...", nargs=-1, required=True, type=click.Path(path_type=Path)
@@ -247,8 +247,8 @@ def add(
 def scrub(state: StateDirectory, name: str, style: Style) -> None:
     """Read everything in the pool NAME and compare it with its checksums; mounted or not.
 
-    Objects that are damaged are dropped, so that they are misses, and listed. Shows a progress bar when stderr is a
-    terminal.
+    Objects that are damaged are dropped, so that they are misses, and listed; those on a device that fails are listed
+    and stay. Shows a progress bar when stderr is a terminal.
     """
     folder = state.known(name)
     with progress(f"scrub {name}") as advance:
@@ -266,10 +266,14 @@ def scrub(state: StateDirectory, name: str, style: Style) -> None:
     elif damaged:
         write(table(DAMAGE_COLUMNS, damaged, style))
     if damaged:
-        what = "1 damaged object was" if len(damaged) == 1 else f"{len(damaged)} damaged objects were"
-        raise DamageFound(f"{what} dropped; look at the devices with 'kvfs pool status {name}'")
+        what = _count(len(damaged), "damaged object was", "damaged objects were")
+        raise DamageFound(f"{what} found; look at the devices with 'kvfs pool status {name}'")
     away = f", {result['unreachable']} on missing devices could not be read" if result["unreachable"] else ""
-    message(f"scrub of {name}: {result['objects']} objects are right{away}")
+    message(f"scrub of {name}: {_count(result['objects'], 'object is', 'objects are')} right{away}")
+
+
+def _count(number: int, one: str, more: str) -> str:
+    return f"{number} {one if number == 1 else more}"
 
 
 async def _scrub(folder: PoolFolder, on_progress: Callable[[Json], None]) -> Json:

@@ -310,6 +310,27 @@ def test_an_unmount_from_outside_ends_the_mount(kvfs: Kvfs, directory: MakeDirec
     kvfs.ok("pool", "status", "hot")
 
 
+@pytest.mark.fuse
+def test_a_mount_of_another_state_directory_is_unmounted_unless_busy(
+    kvfs: Kvfs, directory: MakeDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kvfs.make_pool()
+    path = directory()
+    mount(kvfs, path)
+    (path / "x").write_text("x")
+    (kvfs.folder / "other").mkdir()
+    other = Kvfs(kvfs.folder / "other", capsys)
+    with (path / "x").open() as file, subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=file) as cat:
+        other.fails(27, "in use by cat", "umount", path)
+        cat.communicate()
+    record = kvfs.state.folder("hot").read_record()
+    assert record is not None
+    process = os.pidfd_open(record.pid)
+    other.ok("umount", path)
+    wait_gone(process)
+    os.close(process)
+
+
 # ── killed mounts ────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -136,12 +136,10 @@ def test_scrubbing_drops_and_lists_what_is_damaged(kvfs: Kvfs, expect_log: Expec
     big = fill(kvfs.state.folder("hot"))["/models/big.bin"]
     assert flip(paths, big[3 * MIB : 3 * MIB + 64]) == 1
     expect_log("dropped")
-    result = kvfs("pool", "scrub", "hot", "-H", "-p", "-o", "path,size")
+    result = kvfs("pool", "scrub", "hot", "-H", "-p", "-o", "path,size,dropped")
     assert result.code == 58
-    assert result.rows == [["/models/big.bin", str(len(big))]]
-    assert (
-        result.err == "kvfs: 1 damaged object was dropped; look at the devices with 'kvfs pool status hot'\n"
-    )
+    assert result.rows == [["/models/big.bin", str(len(big)), "yes"]]
+    assert result.err == "kvfs: 1 damaged object was found; look at the devices with 'kvfs pool status hot'\n"
     assert kvfs("pool", "scrub", "hot").code == 0
     kvfs.fails(15, "no such file", "stat", "hot:models/big.bin")
 
