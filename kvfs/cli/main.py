@@ -64,10 +64,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         message("interrupted")
         return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has had enough; the interpreter must not complain when it flushes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return OK
     except Exception as error:
         cause = expected(error)
         if cause is None:

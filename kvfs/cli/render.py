@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import time
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -129,9 +131,15 @@ def as_json(command: str, body: Mapping[str, object], *, major: int = 1, minor: 
 
 
 def write(text: str) -> None:
-    """Data, to stdout."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    """Data, to stdout. Whoever reads there may have had enough, as `head` has: then the command ends, content."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # for the interpreter's own flush at exit
+        raise click.exceptions.Exit(0) from None
 
 
 def message(text: str) -> None:
