@@ -240,6 +240,15 @@ class TestDirectories:
         three = directory(3, 1, parent=directory(2, 1).object_id)
         assert resolve([one, two, three]).live
 
+    def test_nothing_is_thrown_away_while_merging_has_no_end(self):
+        # The directory was moved into itself, beside another one: if they are one, a later record lies between them,
+        # and if that is so they are two.
+        home = directory(1, 1)
+        inside = alias(2, 9, home, b"a", directory=home.object_id)
+        beside = directory(4, 1, parent=home.object_id)
+        between = record(5, 5, kind=Kind.TOMBSTONE, directory=beside.object_id)
+        assert resolve([home, inside, beside, between]).garbage == []
+
 
 @st.composite
 def histories(draw):
