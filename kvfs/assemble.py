@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
+import stat
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,6 +14,7 @@ from blockdev.errors import BadSuperblock, DeviceError, DeviceMismatch, DeviceTi
 from blockdev.file_device import open_file_device
 from blockdev.lease import Leases, local_domain
 from blockdev.opening import OpenOptions, open_pool, read_superblock
+from blockdev.types import ROOT
 from kvfs.config import load_config
 from kvfs.errors import MissingDevice
 from kvfs.frames import Arena, open_frames
@@ -128,8 +131,20 @@ async def serve_mount(
     :param ready: called once when the mount answers
     :raises MountError: it cannot be mounted
     """
-    options = MountOptions(allow_other=config.allow_other, whole_limit=config.open_verify_limit)
+    options = MountOptions(
+        allow_other=config.allow_other, whole_limit=config.open_verify_limit, read_ahead=config.read_ahead
+    )
+    if config.root_mode is not None:
+        await _set_root_mode(assembly.pool, config.root_mode)
     await serve(assembly.pool, assembly.frames, Path(mount_point), options, ready=ready)
+
+
+async def _set_root_mode(pool: Pool, mode: int) -> None:
+    root = pool.directory(ROOT)
+    if root is None:
+        await pool.update_root(mode, os.geteuid(), os.getegid())
+    elif stat.S_IMODE(root.mode) != mode:
+        await pool.update_root(mode, root.uid, root.gid)
 
 
 async def _superblock_of(devices: Sequence[Device], config: Config) -> Superblock:

@@ -50,10 +50,12 @@ class MountOptions:
 
     :ivar allow_other: other users may use it, as file modes permit
     :ivar whole_limit: bytes up to which a file is fetched and verified whole when it is opened
+    :ivar read_ahead: extents to read ahead of whoever reads a larger one
     """
 
     allow_other: bool = False
     whole_limit: int = 32 * MIB
+    read_ahead: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,13 @@ class Mount:
         self.files = OpenFiles(
             self.volume,
             self.tree,
-            Readers(pool, versions, whole_limit=options.whole_limit, pinned_limit=readers),
+            Readers(
+                pool,
+                versions,
+                whole_limit=options.whole_limit,
+                pinned_limit=readers,
+                read_ahead=options.read_ahead,
+            ),
         )
         self.operations = Operations(
             self.volume, self.tree, self.files, Metadata(self.volume, root), Attributes(self.volume, root)

@@ -13,9 +13,6 @@ from kvfs.frames import Frame
 from kvfs.fuse.ports import PoolPort
 from kvfs.fuse.versions import Versions
 
-_AHEAD = 2
-"""Extents fetched beyond the one that is read."""
-
 
 class PinnedShare:
     """Counts the frames that open files keep, each once, up to a limit.
@@ -54,15 +51,23 @@ class Readers:
 
     :param whole_limit: bytes up to which a file is fetched whole when it is opened
     :param pinned_limit: most frames that open files keep at once
+    :param read_ahead: how many extents to read ahead of whoever reads a file that is not fetched whole
     """
 
     def __init__(
-        self, pool: PoolPort, versions: Versions, *, whole_limit: int = 32 * MIB, pinned_limit: int
+        self,
+        pool: PoolPort,
+        versions: Versions,
+        *,
+        whole_limit: int = 32 * MIB,
+        pinned_limit: int,
+        read_ahead: int = 2,
     ) -> None:
         self._pool = pool
         self._versions = versions
         self._whole_limit = whole_limit
         self._share = PinnedShare(pinned_limit)
+        self._ahead = read_ahead
         self._zeros = memoryview(bytes(pool.extent_size))
 
     async def open(self, record: Descriptor) -> Reader:
@@ -71,7 +76,7 @@ class Readers:
         :raises BlockError, FramesError: it cannot be read: a miss
         """
         self._versions.pin(record)
-        reader = Reader(self._pool.extent_size, record, self._versions, self._zeros)
+        reader = Reader(self._pool.extent_size, record, self._versions, self._zeros, self._ahead)
         try:
             reader.extents = await self._pool.extents(record)
             stored = [index for index, extent in enumerate(reader.extents) if not extent.is_hole]
@@ -108,9 +113,12 @@ class Reader:
     :ivar frames: its stored extents, if they were fetched when it was opened
     """
 
-    __slots__ = ("_extent_size", "_versions", "_zeros", "extents", "frames", "record")
+    __slots__ = ("_ahead", "_extent_size", "_versions", "_zeros", "extents", "frames", "record")
 
-    def __init__(self, extent_size: int, record: Descriptor, versions: Versions, zeros: memoryview) -> None:
+    def __init__(
+        self, extent_size: int, record: Descriptor, versions: Versions, zeros: memoryview, ahead: int
+    ) -> None:
+        self._ahead = ahead
         self.record = record
         self.extents: tuple[ExtentRef, ...] = ()
         self.frames: dict[int, Frame] = {}
@@ -145,7 +153,7 @@ class Reader:
             return frame.view[start:stop]
         if self.extents[index].is_hole:
             return self._zeros[: stop - start]
-        following = range(index + 1, min(index + 1 + _AHEAD, len(self.extents)))
+        following = range(index + 1, min(index + 1 + self._ahead, len(self.extents)))
         self._versions.read_ahead(self.record, [n for n in following if not self.extents[n].is_hole])
         frame = await self._versions.get(self.record, index)
         self._versions.unpin_frame(frame)  # nobody else gets it before the caller's next checkpoint

@@ -6,6 +6,7 @@ import select
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import urllib.request
@@ -162,6 +163,26 @@ def test_options_of_the_command_line_win_over_the_configuration(kvfs: Kvfs, dire
     assert 'kvfs_frames_frames{pool="hot"} 32.0\n' in text
     assert "# TYPE kvfs_pool_published_total counter\n" in text
     assert "# TYPE kvfs_room_used gauge\n" in text
+
+
+@pytest.mark.fuse
+def test_the_root_has_the_permissions_that_the_configuration_says(
+    kvfs: Kvfs, directory: MakeDirectory
+) -> None:
+    kvfs.make_pool()
+    config = kvfs.state.folder("hot").config
+    plain = config.read_text()
+    path = directory()
+    for text, mode in (
+        ("", 0o700),
+        ("root_mode: 0o750\n", 0o750),
+        ("root_mode: 0o711\n", 0o711),
+        ("", 0o711),
+    ):
+        config.write_text(plain + text)
+        mount(kvfs, path)
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+        kvfs.ok("umount", path)
 
 
 def test_the_command_line_is_checked(kvfs: Kvfs, directory: MakeDirectory) -> None:
