@@ -1,33 +1,33 @@
 """What can go wrong in a pool. One tree; callers translate it once, at their edge.
 
-    BlockError
-    ├── DeviceError            an I/O failed: carries the device's name and errno
-    │   ├── DeviceTimeout      its deadline passed; the buffer may still be written to: `pending` tells when not
-    │   ├── DeviceClosed       we closed it
-    │   └── DeviceLost         it failed too often and is not tried any more
-    ├── IntegrityError         bytes are not what was recorded
-    │   ├── ChecksumError      the slot still claims this object, the bytes differ twice: quarantined
-    │   └── Raced              the slot was reused meanwhile: a plain miss
-    ├── Unavailable            on a device that is missing or lost: a miss
-    ├── NoSpace                cannot fit, even after evicting all that may go
-    ├── NameConflict           the name exists, or does not, against what was asked
-    │   ├── Exists
-    │   ├── Missing
-    │   ├── NotEmpty
-    │   ├── NotDirectory
-    │   └── IsDirectory
-    ├── RecordTooLarge         attributes that do not fit a descriptor
-    ├── BadName                empty, '.', '..', over 255 bytes, or with '/' or NUL
-    ├── FormatError            media that cannot be taken as they are
-    │   ├── BadSuperblock      neither page of the pair is valid
-    │   ├── UnknownVersion     written by a newer kvfs
-    │   ├── ForeignSignature   holds something else: a file system, a partition table, another pool
-    │   └── DeviceMismatch     of another pool, shrunk, or given twice
-    ├── PoolBusy               another process has it open for writing
-    ├── WrongDomain            another coordination domain owns it
-    ├── LeaseLost              we may no longer write
-    ├── ReadOnly               the pool was opened for reading
-    └── PoolClosed
+BlockError
+├── DeviceError            an I/O failed: carries the device's name and errno
+│   ├── DeviceTimeout      its deadline passed; the buffer may still be written to: `pending` tells when not
+│   ├── DeviceClosed       we closed it
+│   └── DeviceLost         it failed too often and is not tried any more
+├── IntegrityError         bytes are not what was recorded
+│   ├── ChecksumError      the slot still claims this object, the bytes differ twice: quarantined
+│   └── Raced              the slot was reused meanwhile: a plain miss
+├── Unavailable            on a device that is missing or lost: a miss
+├── NoSpace                cannot fit, even after evicting all that may go
+├── NameConflict           the name exists, or does not, against what was asked
+│   ├── Exists
+│   ├── Missing
+│   ├── NotEmpty
+│   ├── NotDirectory
+│   └── IsDirectory
+├── RecordTooLarge         attributes that do not fit a descriptor
+├── BadName                empty, '.', '..', over 255 bytes, or with '/' or NUL
+├── FormatError            media that cannot be taken as they are
+│   ├── BadSuperblock      neither page of the pair is valid
+│   ├── UnknownVersion     written by a newer kvfs
+│   ├── ForeignSignature   holds something else: a file system, a partition table, another pool
+│   └── DeviceMismatch     of another pool, shrunk, or given twice
+├── PoolBusy               another process has it open for writing
+├── WrongDomain            another coordination domain owns it
+├── LeaseLost              we may no longer write
+├── ReadOnly               the pool was opened for reading
+└── PoolClosed
 """
 
 from __future__ import annotations

@@ -33,11 +33,10 @@ class KeyedLocks(Generic[K]):
         """Hold `key` if that needs no waiting; yields whether it does."""
         lock = self._want(key)
         try:
-            try:
-                lock.acquire_nowait()
-            except trio.WouldBlock:
+            if lock.locked():  # by this task, too: whoever tries does not wait, and must not take it twice
                 yield False
                 return
+            lock.acquire_nowait()
             try:
                 yield True
             finally:

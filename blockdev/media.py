@@ -18,6 +18,7 @@ from blockdev.device import Device
 from blockdev.errors import DeviceError, DeviceLost, Unavailable
 from blockdev.memory import page_buffer
 from blockdev.region import FORMATTED_SEQUENCE
+from blockdev.tasks import for_each
 from blockdev.types import (
     CHUNK_SLOTS,
     PAGE,
@@ -235,9 +236,9 @@ class Media:
     async def discard_payload(self, address: SlotAddress) -> None:
         """Tell the device that the payload is not needed; never touches descriptors. Errors are only logged."""
         try:
-            attached, offset = self._payload_offset(address)
             size = self.header(RegionId(address.device, address.region)).slot_class.payload_size
             if size:
+                attached, offset = self._payload_offset(address)
                 await attached.device.discard(offset, size)
         except (Unavailable, DeviceError) as error:
             log.info("discard of %s failed: %s", address, error)
@@ -282,31 +283,27 @@ class Media:
         :raises Unavailable, DeviceError:
         """
         attached = self._attached(device)
-        limit = trio.CapacityLimiter(16)
         damaged: list[RegionNo] = []
 
         async def load(number: RegionNo) -> None:
-            async with limit:
-                with self._buffers.take(PAIR) as pair:
-                    await self._read(attached, attached.geometry.region_offset(number), pair)
-                    header = layout.pick_region_header(self.pool, pair, device, number)
-                    pages = (pair[:PAGE], pair[PAGE:])
-                    valid = sum(layout.decode_region_header(self.pool, page) is not None for page in pages)
-                if header is None:
-                    damaged.append(number)
-                    return
-                attached.headers[number] = header
-                if valid == 1 and repair:
-                    log.warning(
-                        "%s: one page of the header of region %d was damaged: repaired",
-                        attached.device.name,
-                        number,
-                    )
-                    await self.write_header(replace(header, sequence=header.sequence + 1))
+            with self._buffers.take(PAIR) as pair:
+                await self._read(attached, attached.geometry.region_offset(number), pair)
+                header = layout.pick_region_header(self.pool, pair, device, number)
+                pages = (pair[:PAGE], pair[PAGE:])
+                valid = sum(layout.decode_region_header(self.pool, page) is not None for page in pages)
+            if header is None:
+                damaged.append(number)
+                return
+            attached.headers[number] = header
+            if valid == 1 and repair:
+                log.warning(
+                    "%s: one page of the header of region %d was damaged: repaired",
+                    attached.device.name,
+                    number,
+                )
+                await self.write_header(replace(header, sequence=header.sequence + 1))
 
-        async with trio.open_nursery() as nursery:
-            for index in range(attached.geometry.regions):
-                nursery.start_soon(load, RegionNo(index))
+        await for_each(map(RegionNo, range(attached.geometry.regions)), load, at_once=16)
         return sorted(damaged)
 
     async def write_header(self, header: RegionHeader) -> None:

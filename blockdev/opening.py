@@ -38,10 +38,10 @@ from blockdev.media import Attached, Media
 from blockdev.memory import page_buffer
 from blockdev.pool import Parts, Pool
 from blockdev.reading import Reader
-from blockdev.recovery import Recovered, Recovery, fill_space
-from blockdev.region import IllegalTransition
+from blockdev.recovery import Contradiction, Recovered, Recovery, fill_space
 from blockdev.room import Room, RoomOptions
 from blockdev.space import Space
+from blockdev.tasks import background
 from blockdev.types import (
     EXTENT_CLASSES,
     MIB,
@@ -55,13 +55,15 @@ from blockdev.types import (
     SlotClass,
     Superblock,
 )
-from blockdev.versions import Debts, Versions
+from blockdev.versions import Debts, Sources, Versions
 
 log = logging.getLogger(__name__)
 
 _COMMIT_BUSY = 0.005
 _COMMIT_IDLE = 0.05
 """Seconds between looks whether the catalogue has changes to commit."""
+_CHECK_READERS = 10.0
+"""Seconds."""
 _REGIONS_MIN = 4
 """One for directories and small files, and some for extents."""
 
@@ -88,6 +90,7 @@ class OpenOptions:
     :ivar flush: make each publication durable against power loss (`durability: flush`), not only against kill -9
     :ivar boot_id: names this boot of the system
     :ivar wall_ns: the wall clock, ns since 1970
+    :ivar entropy: random bytes for identities
     :ivar policy: makes the eviction policy
     """
 
@@ -99,6 +102,7 @@ class OpenOptions:
     """Read-only: another process keeps the catalogue current."""
     boot_id: str = field(default_factory=lambda: Path("/proc/sys/kernel/random/boot_id").read_text().strip())
     wall_ns: Callable[[], int] = time.time_ns
+    entropy: Callable[[int], bytes] = secrets.token_bytes
     policy: Callable[[], Policy] = Lru
 
 
@@ -324,19 +328,18 @@ async def open_pool(devices: Sequence[Device], folder: Path, options: OpenOption
         opener = _Opener(media, catalog, superblock, options)
         pool, recovered = await opener.run(trust)
         if not options.readonly:
-            sequences = {a.superblock.device: a.superblock.sequence for a in media.devices.values()}
-            catalog.begin_session(options.boot_id, sequences)
+            opener.begin_session()
+            media.on_lost.append(lambda _: opener.begin_session())
         missing = tuple(DeviceNo(n) for n in range(len(table)) if n not in media.devices)
-        async with trio.open_nursery() as nursery:
-            if not options.readonly:
-                nursery.start_soon(_keep_committing, catalog)
-            try:
-                yield Opened(pool, recovered, missing)
-            finally:
-                nursery.cancel_scope.cancel()
+        try:
+            async with background() as nursery:
                 if not options.readonly:
-                    with trio.CancelScope(shield=True):
-                        await _settle(opener)
+                    nursery.start_soon(_keep_committing, catalog)
+                yield Opened(pool, recovered, missing)
+        finally:
+            if not options.readonly:
+                with trio.CancelScope(shield=True):
+                    await _settle(opener)
 
 
 def _open_catalog(
@@ -373,15 +376,20 @@ class _Opener:
     policy: Policy = field(init=False)
     room: Room = field(init=False)
 
+    def begin_session(self) -> None:
+        """From here on the catalogue follows the devices that are there now. :raises OSError:"""
+        present = [a.superblock for a in self.media.devices.values() if not a.lost]
+        self.catalog.begin_session(self.options.boot_id, {s.device: s.sequence for s in present})
+
     async def run(self, trust: Trust) -> tuple[Pool, Recovered]:
         try:
             return await self._recover(trust)
-        except IllegalTransition as error:
-            if trust is Trust.STALE or self.options.readonly:
+        except Contradiction as error:
+            if self.options.readonly:
                 raise BlockError(
-                    f"the media of pool {self.superblock.name!r} contradict themselves: {error}"
+                    f"the catalogue contradicts the media: {error}; mount the pool once"
                 ) from error
-            log.warning("the catalogue contradicts itself (%s): it is built again from the media", error)
+            log.warning("the catalogue contradicts the media (%s): it is built again from them", error)
             return await self._recover(Trust.STALE)
 
     async def _recover(self, trust: Trust) -> tuple[Pool, Recovered]:
@@ -391,12 +399,13 @@ class _Opener:
         reader = Reader(self.media, superblock.extent_class.payload_size)
         room = RoomOptions(_new_uuid(), superblock.extent_class, options.flush, options.grace)
         self.room = Room(self.media, space, self.catalog, self.policy, room)
-        damaged = fill_space(self.media, space)
+        damaged = fill_space(self.media, space, len(superblock.devices))
         recovery = Recovery(self.media, self.catalog, space, reader, None if options.readonly else self.room)
         recovered = await recovery.run(trust, self.policy)
         recovered.damaged_regions = damaged
-        debts = Debts(recovered.owed, recovered.high, options.wall_ns)
-        versions = Versions(self.catalog, self.policy, self.room, reader, debts)
+        debts = Debts(recovered.owed, recovered.high)
+        sources = Sources(options.wall_ns, options.entropy)
+        versions = Versions(self.catalog, self.policy, self.room, reader, debts, sources)
         parts = Parts(
             superblock,
             self.media,
@@ -412,9 +421,13 @@ class _Opener:
 
 
 async def _keep_committing(catalog: Catalog) -> None:
+    checked = trio.current_time()
     while True:
         await trio.sleep(_COMMIT_BUSY if catalog.has_changes else _COMMIT_IDLE)
         catalog.commit_due(trio.current_time())
+        if trio.current_time() - checked > _CHECK_READERS:
+            catalog.reader_check()  # a reader that was killed would keep old pages from being reused
+            checked = trio.current_time()
 
 
 async def _settle(opener: _Opener) -> None:

@@ -34,6 +34,7 @@ from blockdev.errors import (
     Missing,
     NotDirectory,
     NotEmpty,
+    Raced,
     ReadOnly,
 )
 from blockdev.eviction import Policy
@@ -217,8 +218,16 @@ class Pool:
         self._space.touch(record.address, now)
 
     def pin(self, record: Descriptor) -> None:
-        """Keep this version's slots from being evicted or reused until `unpin`."""
-        self._versions.pins.add(record)
+        """Keep this version's slots from being evicted or reused until `unpin`.
+
+        :raises Raced: it has left already, and nobody else has pinned it
+        """
+        pins = self._versions.pins
+        if not pins.holds(record):
+            current = self.current(record)
+            if current is None or (current.ref, current.extents) != (record.ref, record.extents):
+                raise Raced(f"{record.name!r} is gone")
+        pins.add(record)
 
     def unpin(self, record: Descriptor) -> None:
         """Undo one `pin` of the same version. :raises KeyError: it was not pinned"""
@@ -304,8 +313,8 @@ class Pool:
 
     def _replaceable(self, new: NewObject) -> Descriptor | None:
         old = self.catalog.get(new.directory, new.name)
-        if old is None:
-            return None
+        if old is None or not self.reachable(old):
+            return old  # what cannot be reached is a miss: it gives way
         if not new.replace:
             raise Exists(f"{new.name!r} exists")
         if old.kind is Kind.DIRECTORY:
@@ -366,23 +375,23 @@ class Pool:
         self._check_writable()
         layout.check_name(name)
         source, target = (record.directory, record.name), (directory, name)
+        if source == target:
+            return self._must_be(record)
         with trio.CancelScope(shield=True):
             async with self._entering_directory(directory), self._names.hold(source, target):
                 old = self._replaceable_by(record, directory, name, replace=replace)
                 ids = {r.object_id for r in (record, old) if r is not None}
                 async with self._objects.hold(*ids):
                     current = self._must_be(record)
-                    if source == target:
-                        return current
                     old = self._replaceable_by(record, directory, name, replace=replace)
-                    owed = self._versions.inherit(current.object_id, old)
+                    owed = await self._versions.inherit(current.object_id, old)
                     stamp = self._versions.next_stamp(current, old)
                     head = await self._rewrite(moved(current, directory, name, stamp, owed))
                     self.catalog.delete(*source)
                     self._versions.remember(head)
                     if old is not None:
                         await self._versions.replaced(old, head)
-                    return head
+        return head
 
     async def _rewrite(self, head: Descriptor) -> Descriptor:
         """Write the next page of a live head's slot, its sequence set here."""
@@ -434,7 +443,7 @@ class Pool:
                 layout.pack_descriptor(changed)
                 head = await self._rewrite(changed)
                 self._versions.remember(head)
-                return head
+        return head
 
     async def update_root(self, mode: int, uid: int, gid: int) -> Descriptor:
         """Change the attributes of the pool's root directory. :raises: as `publish`"""
@@ -443,7 +452,8 @@ class Pool:
         if current is not None:
             return await self.update(current, mode=directory_mode(mode), uid=uid, gid=gid)
         with trio.CancelScope(shield=True):
-            return await self._publisher.write_root(directory_mode(mode), uid, gid)
+            head = await self._publisher.write_root(directory_mode(mode), uid, gid)
+        return head  # noqa: RET504 - to mypy, a cancel scope may end the block
 
     async def remove(self, record: Descriptor) -> None:
         """Remove an object, symlink or empty directory. Those who pinned it may go on reading.
@@ -473,6 +483,8 @@ class Pool:
             record = self.catalog.by_id(object_id) if held else None
             if record is None or not self.reachable(record) or not await self._versions.settle(object_id):
                 return False
+            if object_id in self._versions.pins:
+                return False  # while it was settled
             unread = object_id in self._versions.unread
             self.catalog.delete(record.directory, record.name)
             if not await self._versions.free(record):
@@ -493,12 +505,11 @@ class Pool:
                 log.warning("object dropped: %s", error)
                 if self.readonly:
                     return
-                slots = await self._versions.slots(current)
                 self.catalog.delete(current.directory, current.name)
+                for ref in await self._versions.slots(current):
+                    self._space.quarantine(ref)  # before it is freed: it is not to be used again
                 await self._versions.settle(current.object_id)
                 await self._versions.free(current)
-                for ref in slots:
-                    self._space.quarantine(ref.address)
         self._tell_gone(record)
 
     def _tell_gone(self, record: Descriptor) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import trio
@@ -27,7 +25,6 @@ from blockdev.types import (
     Generation,
     Kind,
     ObjectId,
-    RegionId,
     RegionNo,
     SlotClass,
     SlotNo,
@@ -103,12 +100,12 @@ class Publisher:
         current = await self._keepable(new, current)
         if current is None and new.base is not None:
             new = await self._copied(new, taken)
-        object_id = current.object_id if current else ObjectId(secrets.token_bytes(16))
+        object_id = _identity(new, old, current) or self._versions.new_id()
         home = await self._place(await self._home(current, taken))
         indexes = await self._write_indexes(new, home.ref, object_id, taken)
         await self._write_bodies(new, home.ref, object_id, taken)
         stamp = self._versions.next_stamp(old, current)
-        owed = self._versions.inherit(current.object_id if current else None, old)
+        owed = await self._versions.inherit(current.object_id if current else None, old)
         head = head_record(new, home, object_id, stamp, indexes, owed)
         await self._room.barrier([*taken.all, head.ref])
         await self.write_head(head)
@@ -162,8 +159,7 @@ class Publisher:
         return taken.fresh[0]
 
     async def _place(self, ref: SlotRef) -> Home:
-        epoch = self._media.header(RegionId(ref.device, ref.region)).epoch
-        return Home(ref, epoch, await self._room.sequence_of(ref.address))
+        return Home(ref, *await self._room.place(ref))
 
     async def _write_bodies(
         self, new: NewObject, head: SlotRef, object_id: ObjectId, taken: Consumed
@@ -250,16 +246,24 @@ class Publisher:
 
     def _enter(self, head: Descriptor, extents: Sequence[ExtentRef], taken: Consumed) -> None:
         """Make a durable head known: one step, without an await."""
-        now = trio.current_time()
         for ref in taken.all:
-            with suppress(Unavailable):  # lost since: the object is there, but not to be reached
-                self._space.publish(ref, head.object_id)
-                self._space.touch(ref, now)
+            self._room.publish(ref, head.object_id)
         taken.fresh.clear()
         taken.recorded.clear()
         self._versions.remember(head)
         if head.kind is Kind.HEAD:
-            self._versions.arrived(head.object_id, self._media.classes(slots_of(head, extents)), now)
+            self._versions.arrived(
+                head.object_id, self._media.classes(slots_of(head, extents)), trio.current_time()
+            )
+
+
+def _identity(new: NewObject, old: Descriptor | None, current: Descriptor | None) -> ObjectId | None:
+    """The identity that a new version continues, if it does."""
+    if current is not None:
+        return current.object_id
+    if new.kind is Kind.DIRECTORY and old is not None and old.kind is Kind.DIRECTORY:
+        return old.object_id  # it cannot be reached: what is in it finds itself in its successor
+    return None
 
 
 _INDEXES_MAX = 16

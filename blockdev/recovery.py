@@ -27,15 +27,18 @@ from blockdev.reading import Reader
 from blockdev.region import Region
 from blockdev.room import Room
 from blockdev.space import Space
+from blockdev.tasks import for_each
 from blockdev.types import (
     CHUNK_SLOTS,
     ROOT,
     Descriptor,
+    DeviceNo,
     DirectoryId,
     DirtyChunk,
     Kind,
     ObjectId,
     RegionId,
+    RegionNo,
     RegionState,
     SlotAddress,
     SlotRef,
@@ -43,6 +46,10 @@ from blockdev.types import (
 )
 
 log = logging.getLogger(__name__)
+
+
+class Contradiction(Exception):
+    """The catalogue says what the media deny: it must be built again."""
 
 
 @dataclass(slots=True)
@@ -66,13 +73,19 @@ def chunk_of(address: SlotAddress) -> DirtyChunk:
     return DirtyChunk(address.device, address.region, address.slot // CHUNK_SLOTS)
 
 
-def fill_space(media: Media, space: Space) -> int:
-    """Tell `space` of every region on media; returns how many have a damaged header and are not used."""
+def fill_space(media: Media, space: Space, devices: int) -> int:
+    """Tell `space` of every region on media; returns how many have a damaged header and are not used.
+
+    :param devices: how many the pool has, the missing ones included
+    """
     damaged = 0
+    for number in range(devices):
+        if not media.available(DeviceNo(number)):
+            space.drop_device(DeviceNo(number))
     for number, attached in media.devices.items():
         for region in range(attached.geometry.regions):
-            header = attached.headers.get(region)  # type: ignore[call-overload]
-            region_id = RegionId(number, region)  # type: ignore[arg-type]
+            region_id = RegionId(number, RegionNo(region))
+            header = media.known_header(region_id)
             if header is None:
                 damaged += 1
                 space.drop_region(region_id)
@@ -136,27 +149,23 @@ class Recovery:
 
     async def _read(self, chunks: Collection[DirtyChunk]) -> None:
         self._scanned = frozenset(chunks)
-        limit = trio.CapacityLimiter(16)
 
         async def read(chunk: DirtyChunk) -> None:
             region_id = RegionId(chunk.device, chunk.region)
-            async with limit:
-                try:
-                    records = await self._media.read_chunk(region_id, chunk.chunk)
-                except (DeviceError, Unavailable) as error:
-                    log.warning(
-                        "region %d of device %d cannot be read (%s): its objects are misses",
-                        *region_id[::-1],
-                        error,
-                    )
-                    self._space.drop_region(region_id)
-                    return
+            try:
+                records = await self._media.read_chunk(region_id, chunk.chunk)
+            except (DeviceError, Unavailable) as error:
+                log.warning(
+                    "region %d of device %d cannot be read (%s): its objects are misses",
+                    *region_id[::-1],
+                    error,
+                )
+                self._space.drop_region(region_id)
+                return
             for record in self._space.load_chunk(region_id, chunk.chunk, records):
                 self._found[record.ref] = record
 
-        async with trio.open_nursery() as nursery:
-            for chunk in chunks:
-                nursery.start_soon(read, chunk)
+        await for_each(chunks, read, at_once=16)
 
     def _is_scanned(self, ref: SlotRef) -> bool:
         """Whether it is known what became of this use of a slot: by a scan, or because the catalogue is right."""
@@ -302,6 +311,8 @@ class Recovery:
             named = record.kind not in {Kind.BODY, Kind.INDEX}
             if named and stopped:
                 continue  # see stamps.Resolution.garbage: a later one may keep this one from coming back
+            if chunk_of(record.address) not in self._scanned:
+                self._space.claim(record.ref, record.object_id, record.sequence)
             done = await self._room.invalidate([record.ref])
             stopped = stopped or (named and not done)
 
@@ -317,7 +328,11 @@ class Recovery:
             for ref in slots:
                 if chunk_of(ref.address) not in self._scanned and self._media.available(ref.device):
                     sequence = record.sequence if ref == record.ref else 0
-                    self._space.claim(ref, record.object_id, sequence)
+                    if (
+                        not self._space.claim(ref, record.object_id, sequence)
+                        and result.trust is not Trust.STALE
+                    ):
+                        raise Contradiction(f"{record.name!r} is not in slot {tuple(ref)}")
             self._note_debts(record, result)
             if record.kind is Kind.HEAD and self._reachable(record):
                 files.append((record.stamp, record.object_id))
@@ -330,6 +345,10 @@ class Recovery:
                 policy.add(object_id, classes[object_id], trio.current_time())
 
     def _note_debts(self, record: Descriptor, result: Recovered) -> None:
-        owed = tuple(ref for ref in record.supersedes if not self._media.available(ref.device))
+        owed = tuple(
+            ref
+            for ref in record.supersedes
+            if not self._media.available(ref.device) or self._space.in_use(ref)
+        )
         if owed:
             result.owed[record.object_id] = owed

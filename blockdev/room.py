@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -27,6 +28,7 @@ from blockdev.types import (
     EXTENT_CLASSES,
     Descriptor,
     DirtyChunk,
+    Epoch,
     Generation,
     Kind,
     ObjectId,
@@ -91,6 +93,11 @@ class Room:
         self.evict: Evict = _evict_nothing
         self.counters = RoomCounters()
 
+    @property
+    def flushes(self) -> bool:
+        """Whether publications are made durable against power loss."""
+        return self._options.flush
+
     # ── slots for new bytes ──────────────────────────────────────────────────────────────────────────────
 
     def class_for(self, length: int) -> SlotClass:
@@ -135,16 +142,13 @@ class Room:
         )
 
     async def _reap(self) -> bool:
-        if self._unflushed:
-            batch = set(self._unflushed)
-            for device in {address.device for address in batch}:
-                if self._media.available(device):
-                    await self._media.flush([device])
-            self._unflushed -= batch
-        freed = self._space.reap(trio.current_time(), self._is_held)
-        for ref in freed:
-            await self._media.discard_payload(ref.address)
-        return bool(freed)
+        await self._flush_freed()
+        return bool(self._space.reap(trio.current_time(), self._is_held))
+
+    async def _flush_freed(self) -> None:
+        batch = set(self._unflushed)
+        await self._media.flush({a.device for a in batch if self._media.available(a.device)})
+        self._unflushed -= batch
 
     def _is_held(self, address: SlotAddress) -> bool:
         if address in self._unflushed:
@@ -171,8 +175,9 @@ class Room:
             self._space.drop_region(region)
             return True
         stale = self._space.load_chunk(region, chunk, records)
-        if stale:
-            await self.invalidate([record.ref for record in stale])
+        # A tombstone keeps a record on a missing device from coming back: only a scan of everything may free it.
+        garbage = [record.ref for record in stale if record.kind is not Kind.TOMBSTONE]
+        await self.invalidate(garbage, head_first=False)
         return True
 
     async def _format_unused(self, slot_class: SlotClass) -> bool:
@@ -212,7 +217,10 @@ class Room:
         return False
 
     def _may_empty(self, region: Region) -> bool:
-        return not region.counts[SlotState.LIMBO] and all(owner in self._policy for owner in region.owners())
+        # Inline regions hold directories, which stay: not worth a look at their many slots.
+        if region.slot_class is SlotClass.INLINE or region.counts[SlotState.LIMBO]:
+            return False
+        return all(owner in self._policy for owner in region.owners())
 
     async def _repurpose(self, region_id: RegionId, slot_class: SlotClass) -> bool:
         async with self._formatting:
@@ -248,6 +256,17 @@ class Room:
         record = await self._media.read_descriptor(address)
         return record.sequence if record is not None else 2
 
+    async def place(self, ref: SlotRef) -> tuple[Epoch, int]:
+        """Epoch of the slot's region and sequence of its current record. :raises Unavailable, DeviceError:"""
+        epoch = self._media.header(RegionId(ref.device, ref.region)).epoch
+        return epoch, await self.sequence_of(ref.address)
+
+    def publish(self, ref: SlotRef, owner: ObjectId) -> None:
+        """The record of `owner` was written into a reserved slot. Nothing if its device was lost meanwhile."""
+        with suppress(Unavailable):
+            self._space.publish(ref, owner)
+            self._space.touch(ref, trio.current_time())
+
     async def write_record(self, descriptor: Descriptor) -> None:
         """Write a slot's next record, the chunk marked first so that a crash cannot hide it from the catalogue.
 
@@ -277,10 +296,10 @@ class Room:
 
     async def _invalidate_one(self, ref: SlotRef, held: Callable[[], bool] | None) -> bool:
         try:
-            sequence = await self.sequence_of(ref.address) + 1
-            epoch = self._media.header(RegionId(ref.device, ref.region)).epoch
+            epoch, sequence = await self.place(ref)
             generation = Generation(ref.generation + 1)
-            await self.write_record(Descriptor(Kind.FREE, ref.address, epoch, generation, sequence))
+            free = Descriptor(Kind.FREE, ref.address, epoch, generation, sequence + 1)
+            await self.write_record(free)
         except (DeviceError, Unavailable) as error:
             log.warning(
                 "slot %s could not be freed (%s): not used until the pool is scanned", tuple(ref), error
@@ -292,12 +311,16 @@ class Room:
             self._unflushed.add(ref.address)
         if held is not None and held():
             self._held[ref.address] = held
-        self._space.free(ref, generation, sequence, trio.current_time() + self._options.grace)
+        else:
+            await self._media.discard_payload(ref.address)  # while nobody can be given the slot
+        self._space.free(ref, generation, free.sequence, trio.current_time() + self._options.grace)
         return True
 
     async def ensure_invalid(self, ref: SlotRef) -> bool:
-        """Whether this use of a slot is over on media."""
+        """Whether this use of a slot is over on media, as durably as publications are."""
         try:
+            if ref.address in self._unflushed:
+                await self._flush_freed()
             record = await self._media.read_descriptor(ref.address)
         except (DeviceError, Unavailable):
             return False

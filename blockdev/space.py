@@ -279,6 +279,7 @@ class Space:
         region = self._regions.get(RegionId(ref.device, ref.region))
         return (
             region is not None
+            and ref.slot < region.slots  # it may have been formatted since
             and region.generation[ref.slot] == ref.generation
             and region.state(ref.slot) in {SlotState.RESERVED, SlotState.LIVE, SlotState.BAD}
         )
@@ -337,7 +338,7 @@ class Space:
 
         :returns: the records in use whose slot was unknown until now, so that nobody has claimed it
         """
-        region = self._find(region_id)
+        region = self._regions.get(region_id)  # may have been dropped or removed while it was read
         if region is None:
             return []
         first = chunk * CHUNK_SLOTS

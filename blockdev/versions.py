@@ -14,9 +14,12 @@ from blockdev.publication import slots_of
 from blockdev.reading import Reader
 from blockdev.room import Room
 from blockdev.stamps import next_stamp
-from blockdev.types import Descriptor, ObjectId, SlotClass, SlotRef, Stamp
+from blockdev.types import NO_ID, Descriptor, Kind, ObjectId, SlotClass, SlotRef, Stamp
 
 log = logging.getLogger(__name__)
+
+_OWED_MAX = 3
+"""Superseded slots that a record may list before they are looked after; `publisher.OWED_ROOM` is kept for them."""
 
 
 class Pins:
@@ -43,6 +46,10 @@ class Pins:
         if not stamps:
             del self._stamps[record.object_id]
 
+    def holds(self, record: Descriptor) -> bool:
+        """Whether just this version is pinned."""
+        return record.stamp in self._stamps.get(record.object_id, ())
+
     def __contains__(self, object_id: ObjectId) -> bool:
         return object_id in self._stamps
 
@@ -62,28 +69,45 @@ class Debts:
 
     :ivar owed: per object, the slots of older versions that are not known to be invalid on media
     :ivar high: the largest stamp seen
-    :ivar wall_ns: the wall clock, ns since 1970
     """
 
     owed: dict[ObjectId, tuple[SlotRef, ...]]
     high: Stamp
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where times and identities come from.
+
+    :ivar wall_ns: the wall clock, ns since 1970
+    :ivar entropy: that many random bytes
+    """
+
     wall_ns: Callable[[], int]
+    entropy: Callable[[int], bytes]
 
 
 class Versions:
     """Versions of objects on media, as the catalogue knows them."""
 
-    def __init__(self, catalog: Catalog, policy: Policy, room: Room, reader: Reader, debts: Debts) -> None:
+    def __init__(
+        self, catalog: Catalog, policy: Policy, room: Room, reader: Reader, debts: Debts, sources: Sources
+    ) -> None:
         self.pins = Pins()
         self.unread: set[ObjectId] = set()
         """Published since the pool was opened and not used yet."""
-        self.wall_ns = debts.wall_ns
+        self.wall_ns = sources.wall_ns
+        self._entropy = sources.entropy
         self._catalog = catalog
         self._policy = policy
         self._room = room
         self._reader = reader
         self._owed = debts.owed
         self._high = debts.high
+
+    def new_id(self) -> ObjectId:
+        """An identity that no object had."""
+        return ObjectId(self._entropy(len(NO_ID)))
 
     def next_stamp(self, *seen: Descriptor | None) -> Stamp:
         """A stamp later than every one so far."""
@@ -97,8 +121,17 @@ class Versions:
         """Slots that must be invalid before this object may go, lest a scan brings them back."""
         return self._owed.get(object_id, ())
 
-    def inherit(self, heir: ObjectId | None, old: Descriptor | None) -> tuple[SlotRef, ...]:
-        """What a record owes that continues `heir` and takes the name of `old`."""
+    async def inherit(self, heir: ObjectId | None, old: Descriptor | None) -> tuple[SlotRef, ...]:
+        """What a record owes that continues `heir` and takes the name of `old`; few enough for a record."""
+        owed = self._inherited(heir, old)
+        if len(owed) > _OWED_MAX:
+            for object_id in (heir, old.object_id if old is not None else None):
+                if object_id is not None:
+                    await self.settle(object_id)
+            owed = self._inherited(heir, old)
+        return owed
+
+    def _inherited(self, heir: ObjectId | None, old: Descriptor | None) -> tuple[SlotRef, ...]:
         owed = list(self._owed.get(heir, ())) if heir is not None else []
         if old is not None and old.object_id != heir:
             owed += [*self._owed.get(old.object_id, ()), old.ref]
@@ -154,12 +187,43 @@ class Versions:
         """Free the object whose name `successor` took."""
         await self.free(old)
         self._owed.pop(old.object_id, None)
-        await self.settle(successor.object_id)
+        if (
+            not self._room.flushes
+        ):  # else the debt stays until the successor leaves: a flush for each would be dear
+            await self.settle(successor.object_id)
 
     async def remove(self, record: Descriptor) -> None:
-        """Let an object go for good. :raises Unavailable: what it replaced, or itself, cannot be made invalid now"""
+        """Let an object go for good, leaving a tombstone if what it replaced cannot be made invalid now.
+
+        :raises NoSpace: for a tombstone
+        :raises Unavailable, DeviceError: it is still there
+        """
         if not await self.settle(record.object_id):
-            raise Unavailable(f"{record.name!r} replaced an object on a device that is not there")
+            await self._entomb(record)
         self._catalog.delete(record.directory, record.name)
         if not await self.free(record):
             raise Unavailable(f"{record.name!r} is on a device that does not answer")
+
+    async def _entomb(self, record: Descriptor) -> None:
+        """Say in a slot of its own that the name stands for nothing, until all that it stood for is invalid."""
+        ref = await self._room.reserve(SlotClass.INLINE)
+        epoch, sequence = await self._room.place(ref)
+        tombstone = Descriptor(
+            Kind.TOMBSTONE,
+            ref.address,
+            epoch,
+            ref.generation,
+            sequence + 1,
+            stamp=self.next_stamp(record),
+            object_id=self.new_id(),
+            directory=record.directory,
+            name=record.name,
+            supersedes=(*self.owed_by(record.object_id), record.ref),
+        )
+        try:
+            await self._room.write_record(tombstone)
+            await self._room.barrier([ref])
+        except (DeviceError, Unavailable):
+            await self._room.invalidate([ref])
+            raise
+        self._room.publish(ref, tombstone.object_id)
