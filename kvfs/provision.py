@@ -6,10 +6,12 @@ What fails half-way leaves no file behind that it made, and no configuration of 
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
+import re
 import shutil
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -246,20 +248,25 @@ async def add(folder: PoolFolder, planned: Sequence[PlannedDevice]) -> None:
 
 def with_device(text: str, config: Config) -> str:
     """The configuration file `text`, whose comments and order are kept, with the last device of `config` added."""
-    entry = yaml.safe_dump(str(config.devices[-1])).removesuffix("\n...\n").strip()
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     for key, value in root.value if isinstance(root, yaml.MappingNode) else ():
-        if key.value != "devices":
-            continue
-        last = value.value[-1]
-        at = last.end_mark.index
-        if value.flow_style:
-            grown = f"{text[:at]}, {entry}{text[at:]}"
-        else:
-            grown = f"{text[:at]}\n{' ' * value.start_mark.column}- {entry}{text[at:]}"
-        if parse_config(grown, "grown") == config:
-            return grown
+        if key.value == "devices":
+            with suppress(ConfigError):
+                grown = _grown(text, value, config.devices[-1])
+                if parse_config(grown, "") == config:
+                    return grown
     return render_config(config)
+
+
+def _grown(text: str, devices: yaml.SequenceNode, path: Path) -> str:
+    plain = re.fullmatch(r"/[A-Za-z0-9/._-]+", str(path))
+    entry = str(path) if plain else json.dumps(str(path))  # which YAML reads too
+    at = devices.value[-1].end_mark.index
+    if devices.flow_style:
+        return f"{text[:at]}, {entry}{text[at:]}"
+    at = text.find("\n", at)  # after the last device's comment
+    at = len(text) if at < 0 else at
+    return f"{text[:at]}\n{' ' * devices.start_mark.column}- {entry}{text[at:]}"
 
 
 async def take(folder: PoolFolder, paths: Sequence[Path], *, force: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from dataclasses import dataclass
@@ -33,6 +34,13 @@ class Result:
     def rows(self) -> list[list[str]]:
         """Of the output of -H."""
         return [line.split("\t") for line in self.out.splitlines()]
+
+
+class Terminal(io.StringIO):
+    """Text that says it is a terminal's."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 class Kvfs:

@@ -2,14 +2,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
-from kvfs.cli.exit_codes import USAGE
+from kvfs.cli.exit_codes import INTERRUPTED, USAGE
 from kvfs.config import load_config
+from tests.blockdev.block_devices import allocated, loop_device
 from tests.conftest import ExpectLog
-from tests.kvfs.conftest import SIZE, Kvfs
+from tests.kvfs.conftest import SIZE, Kvfs, Terminal
 
 SUPERBLOCKS = (0, 512 << 10)
 
@@ -306,3 +308,71 @@ def test_destroying_goes_on_over_damage_only_with_force(kvfs: Kvfs, expect_log: 
     kvfs.fails(14, "is missing: connect it, or say --force", "pool", "destroy", "hot", "--yes")
     kvfs.ok("pool", "destroy", "hot", "--yes", "--force")
     assert not kvfs.state.folder("hot").path.exists()
+
+
+@pytest.mark.loop
+def test_a_block_device_is_used_whole(kvfs: Kvfs) -> None:
+    with loop_device(allocated(kvfs.device("backing"), SIZE)) as drive:
+        create = ("pool", "create", "hot", drive, "--extent-size", "2MiB")
+        assert kvfs.ok(*create, "--dry-run", "-H", "-p").rows == [["use drive", str(SIZE), str(drive), "-"]]
+        kvfs.ok(*create)
+        assert kvfs.ok("pool", "list", "-H", "-p", "-o", "size").rows == [[str(SIZE)]]
+        kvfs.fails(53, "holds: kvfs pool 'hot'", "pool", "create", "cold", drive)
+        kvfs.ok("pool", "destroy", "hot", "--yes")
+        kvfs.ok(*create, "--dry-run")
+
+
+def test_force_takes_no_device_of_another_pool_along(kvfs: Kvfs, expect_log: ExpectLog) -> None:
+    hot = kvfs.make_pool("hot")
+    cold = kvfs.make_pool("cold")
+    shutil.copyfile(cold[0], hot[1])
+    kvfs.fails(54, "belongs to pool 'cold'", "pool", "destroy", "hot", "--yes")
+    kvfs.ok("pool", "destroy", "hot", "--yes", "--force")
+    assert kvfs("pool", "create", "new", hot[0], "--dry-run").code == 0
+    kvfs.fails(53, "holds: kvfs pool 'cold'", "pool", "create", "new", hot[1])
+
+
+def test_a_device_that_fails_is_left_by_force(kvfs: Kvfs, expect_log: ExpectLog) -> None:
+    paths = kvfs.make_pool()
+    paths[1].unlink()
+    paths[1].mkdir()
+    kvfs.fails(40, "neither a file nor a block device", "pool", "destroy", "hot", "--yes")
+    expect_log("hot-1: neither a file nor a block device; it is left as it is")
+    kvfs.ok("pool", "destroy", "hot", "--yes", "--force")
+    assert kvfs("pool", "create", "new", paths[0], "--dry-run").code == 0
+
+
+def test_destroying_asks_a_person(kvfs: Kvfs, monkeypatch: pytest.MonkeyPatch) -> None:
+    kvfs.make_pool()
+    for answer, code in (("n\n", INTERRUPTED), ("y\n", 0)):
+        monkeypatch.setattr(sys, "stdin", Terminal(answer))
+        result = kvfs("pool", "destroy", "hot")
+        assert (result.code, result.out) == (code, "")
+        assert "Remove pool 'hot' and everything in it?" in result.err
+    assert kvfs.ok("pool", "list", "-H").out == ""
+
+
+def test_taking_without_devices_needs_a_known_pool(kvfs: Kvfs) -> None:
+    kvfs.fails(12, "no pool 'hot'", "pool", "take", "hot")
+    kvfs.make_pool()
+    kvfs.ok("pool", "take", "hot")
+    config = kvfs.state.folder("hot").config
+    assert "docs/configuration.md" in config.read_text()
+
+
+@pytest.mark.parametrize("name", ["with, comma", "a: b", 'quo"te', "ü"])
+def test_any_path_can_be_added(kvfs: Kvfs, name: str) -> None:
+    paths = kvfs.make_pool(devices=1)
+    config = kvfs.state.folder("hot").config
+    config.write_text(f"name: hot\ndevices:\n- {paths[0]}  # the first")
+    kvfs.ok("pool", "add", "hot", kvfs.device(name), "--size", "64MiB")
+    assert load_config(config).devices == (paths[0], kvfs.device(name))
+    assert f"- {paths[0]}  # the first\n- " in config.read_text()
+
+
+def test_a_list_that_cannot_be_grown_in_place_is_written_again(kvfs: Kvfs) -> None:
+    paths = kvfs.make_pool(devices=1)
+    config = kvfs.state.folder("hot").config
+    config.write_text(f"devices: [{paths[0]} # ]\n ]\nname: hot  # lost\n")
+    kvfs.ok("pool", "add", "hot", kvfs.device("more"), "--size", "64MiB")
+    assert load_config(config).devices == (paths[0], kvfs.device("more"))

@@ -9,6 +9,7 @@ import pytest
 
 from kvfs.cli import render
 from kvfs.cli.render import Column, Style, Unit
+from tests.kvfs.conftest import Terminal
 
 COLUMNS = (
     Column("name"),
@@ -71,11 +72,6 @@ def test_json_is_one_line_with_its_version_first() -> None:
 def test_a_message_is_one_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     render.message("first\n   second")
     assert capsys.readouterr() == ("", "kvfs: first second\n")
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_progress_is_a_bar_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
