@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from blockdev.types import Descriptor, ExtentRef, SlotRef, Xxh3
-from kvfs.frames import Frame
+from kvfs.frame_table import Frame
 from kvfs.fuse.ranges import Ranges
 
 

@@ -1,0 +1,177 @@
+"""Small parts of the mount: what the kernel is told, which errors it gets, what is tuned."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Iterator
+
+import pyfuse3
+import pytest
+
+from blockdev import errors as block
+from blockdev.types import ROOT
+from kvfs import errors as product
+from kvfs.fuse import tune as tuning
+from kvfs.fuse.errno_map import answers, errno_of
+from kvfs.fuse.notify import Notifier
+from kvfs.fuse.retries import Retries, Retry
+
+
+def _subclasses(base: type[Exception]) -> Iterator[type[Exception]]:
+    for child in base.__subclasses__():
+        yield child
+        yield from _subclasses(child)
+
+
+# answers
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [*_subclasses(block.BlockError), *_subclasses(product.FramesError)],
+    ids=lambda kind: kind.__name__,
+)
+def test_every_error_of_the_layers_below_has_an_answer(kind):
+    assert errno_of(kind.__new__(kind)) in errno.errorcode
+
+
+@pytest.mark.parametrize(
+    "error,number",
+    [
+        (block.NoSpace(""), errno.ENOSPC),
+        (block.RecordTooLarge(""), errno.ENOSPC),
+        (block.Missing(""), errno.ENOENT),
+        (block.DeviceTimeout("d", errno.ETIMEDOUT, "", None), errno.EIO),
+        (block.Raced(""), errno.EIO),
+        (product.NoFrames(""), errno.EIO),
+        (OSError(errno.EMFILE, ""), errno.EMFILE),
+        (KeyError(""), None),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_answers(error, number):
+    assert errno_of(error) == number
+
+
+async def test_what_should_never_happen_is_logged(expect_log):
+    expect_log("handler failed", count=1)
+
+    @answers
+    async def handler() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(pyfuse3.FUSEError) as caught:
+        await handler()
+    assert caught.value.errno == errno.EIO
+
+
+async def test_an_answer_passes_unchanged():
+    @answers
+    async def handler() -> None:
+        raise pyfuse3.FUSEError(errno.EXDEV)
+
+    with pytest.raises(pyfuse3.FUSEError) as caught:
+        await handler()
+    assert caught.value.errno == errno.EXDEV
+
+
+# notifications
+
+
+class _Kernel:
+    """Takes notifications, when it is let."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, bytes]] = []
+        self.first = threading.Event()
+        self.go_on = threading.Event()
+
+    def __call__(self, parent: int, name: bytes) -> None:
+        self.told.append((parent, name))
+        self.first.set()
+        assert self.go_on.wait(30)
+        if name == b"unknown":
+            raise FileNotFoundError
+        if name == b"bad":
+            raise OSError(errno.EIO, "bad")
+
+
+def test_notifications_are_kept_once_and_bounded():
+    kernel = _Kernel()
+    notifier = Notifier(3, kernel)
+    notifier.start()
+    notifier.entry(1, b"a")
+    assert kernel.first.wait(30)
+    for name in (b"unknown", b"bad", b"bad", b"c", b"too many"):
+        notifier.entry(1, name)
+    statistics = notifier.statistics()
+    assert (statistics.queued, statistics.dropped) == (3, 1)
+    kernel.go_on.set()
+    while notifier.statistics().queued:
+        kernel.first.wait(0.01)
+    notifier.close()
+    assert kernel.told == [(1, b"a"), (1, b"unknown"), (1, b"bad"), (1, b"c")]
+    statistics = notifier.statistics()
+    assert (statistics.sent, statistics.unknown, statistics.failed) == (2, 1, 1)
+
+
+def test_a_closed_notifier_takes_nothing():
+    notifier = Notifier(3, _Kernel())
+    notifier.close()
+    notifier.entry(1, b"a")
+    assert notifier.statistics().queued == 0
+
+
+# retries
+
+
+def test_a_retry_belongs_to_its_thread_and_name():
+    retries = Retries()
+    retries.expect(7, Retry(ROOT, b"f", writing=True))
+    retries.expect(8, Retry(ROOT, b"f", writing=False))
+    assert retries.is_writing(7, ROOT, b"f")
+    assert not retries.is_writing(7, ROOT, b"g")
+    assert not retries.is_writing(8, ROOT, b"f")
+    assert not retries.is_writing(9, ROOT, b"f")
+    assert retries.take(7) == Retry(ROOT, b"f", writing=True)
+    assert retries.take(7) is None
+
+
+def test_retries_are_bounded():
+    retries = Retries()
+    for thread in range(5000):
+        retries.expect(thread, Retry(ROOT, b"f", writing=True))
+    assert not retries.is_writing(0, ROOT, b"f")
+    assert retries.is_writing(4999, ROOT, b"f")
+
+
+# tuning
+
+
+@pytest.fixture
+def system(tmp_path, monkeypatch):
+    """Settings of a mount 0:77, as /sys has them."""
+    bdi, connection = tmp_path / "bdi" / "0:77", tmp_path / "connections" / "77"
+    for folder in (bdi, connection):
+        folder.mkdir(parents=True)
+    (bdi / "read_ahead_kb").write_text("128\n")
+    (connection / "max_background").write_text("12\n")
+    (connection / "congestion_threshold").write_text("4096\n")
+    monkeypatch.setattr(tuning, "BDI", tmp_path / "bdi")
+    monkeypatch.setattr(tuning, "CONNECTIONS", tmp_path / "connections")
+    return tmp_path
+
+
+async def test_settings_are_raised_and_never_lowered(system):
+    await tuning.tune(77)
+    assert (system / "bdi" / "0:77" / "read_ahead_kb").read_text() == "16384"
+    assert (system / "connections" / "77" / "max_background").read_text() == "128"
+    assert (system / "connections" / "77" / "congestion_threshold").read_text() == "4096\n"
+
+
+async def test_what_cannot_be_set_is_logged(system, expect_log):
+    (system / "bdi" / "0:77" / "read_ahead_kb").unlink()
+    expect_log("read_ahead_kb stays as it is", count=1)
+    await tuning.tune(77)
+    assert (system / "connections" / "77" / "max_background").read_text() == "128"

@@ -1,0 +1,486 @@
+"""Names and open files, driven as the kernel drives them, in orders that a real kernel takes only in a race."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+import trio
+import trio.testing
+
+from blockdev.errors import DeviceError, NoSpace
+from blockdev.types import ROOT, DirectoryId
+from kvfs.frames import Arena, open_frames
+from kvfs.fuse.inodes import Inode
+from kvfs.fuse.listing import Listing
+from kvfs.fuse.mount import Mount, MountOptions
+from kvfs.fuse.openfiles import Handle, OpenFiles
+from kvfs.fuse.tree import Tree
+from kvfs.fuse.volume import Caller, Volume
+from tests.e2e.helpers import fails
+from tests.kvfs.fake_pool import EXTENT, FakePool
+
+A, B = Caller(1, 2, 100), Caller(1, 2, 200)
+"""Two threads."""
+WRITE, READ = os.O_RDWR, os.O_RDONLY
+BROKEN = DeviceError("fake", errno.EIO, "broken")
+
+
+@dataclass
+class Kernel:
+    """Does to a volume what the kernel would."""
+
+    pool: FakePool
+    volume: Volume
+    tree: Tree
+    files: OpenFiles
+    told: list[tuple[int, bytes]]
+
+    @property
+    def root(self) -> Inode:
+        return self.volume.inodes.root
+
+    async def lookup(self, name: bytes, caller: Caller = A) -> Inode | None:
+        inode = await self.tree.lookup(self.root, name, caller)
+        if inode is not None:
+            inode.lookups += 1
+        return inode
+
+    async def found(self, name: bytes, caller: Caller = A) -> Inode:
+        inode = await self.lookup(name, caller)
+        assert inode is not None
+        return inode
+
+    async def create(self, name: bytes, caller: Caller = A) -> Handle:
+        handle, inode = await self.files.create(self.root, name, 0o600, WRITE | os.O_CREAT, caller)
+        inode.lookups += 1
+        return handle
+
+    async def store(self, name: bytes, data: bytes, caller: Caller = A) -> Inode:
+        handle = await self.create(name, caller)
+        await self.files.write(handle.number, 0, data)
+        await self.close(handle)
+        return handle.inode
+
+    async def close(self, handle: Handle) -> None:
+        await self.files.flush(handle.number)
+        await self.files.release(handle.number)
+
+    async def open(self, name: bytes, flags: int, caller: Caller = A) -> Handle:
+        """With the one retry that the kernel makes."""
+        try:
+            return await self.files.open(await self.found(name, caller), flags, caller)
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+            await self.found(name, caller)
+            return await self.files.open(await self.found(name, caller), flags, caller)
+
+    async def content(self, name: bytes, caller: Caller = A) -> bytes:
+        handle = await self.open(name, READ, caller)
+        try:
+            return bytes(await self.files.read(handle.number, 0, 1 << 20))
+        finally:
+            await self.close(handle)
+
+
+@asynccontextmanager
+async def kernel(capacity: int = 1000) -> AsyncIterator[Kernel]:
+    pool = FakePool(capacity)
+    arena = Arena(16 * EXTENT, EXTENT, huge_pages=False)
+    async with open_frames(arena, pool, patience=0.1) as frames, trio.open_nursery() as nursery:
+        told: list[tuple[int, bytes]] = []
+        mount = Mount(pool, frames, MountOptions(), nursery)
+        mount.notifier.entry = lambda parent, name: told.append((parent, name))  # type: ignore[method-assign]
+        pool.on_gone.append(mount.volume.gone)
+        yield Kernel(pool, mount.volume, mount.tree, mount.files, told)
+
+
+async def test_the_inode_of_a_new_file_is_that_of_its_first_version():
+    async with kernel() as k:
+        inode = await k.store(b"f", b"1")
+        assert inode.draft is None
+        assert await k.lookup(b"f") is inode
+        assert await k.content(b"f") == b"1"
+        assert not k.told
+
+
+async def test_a_version_published_under_a_known_name_is_told():
+    async with kernel() as k:
+        first = await k.store(b"f", b"1")
+        handle = await k.open(b"f", WRITE)
+        assert handle.inode is not first
+        await k.files.write(handle.number, 0, b"2")
+        await k.close(handle)
+        assert k.told == [(1, b"f")]
+        assert await k.lookup(b"f") is handle.inode
+
+
+async def test_closing_without_a_change_publishes_nothing():
+    async with kernel() as k:
+        await k.store(b"f", b"1")
+        before = k.pool.lookup(ROOT, b"f")
+        handle = await k.open(b"f", WRITE)
+        await k.close(handle)
+        assert k.pool.lookup(ROOT, b"f") is before
+        assert await k.content(b"f") == b"1"
+
+
+async def test_a_look_up_by_another_thread_does_not_find_the_draft():
+    async with kernel() as k:
+        first = await k.store(b"f", b"1")
+        with fails(errno.ESTALE):
+            await k.files.open(first, WRITE, A)
+        assert await k.lookup(b"f", B) is first
+        draft = await k.found(b"f", A)
+        assert draft is not first
+        handle = await k.files.open(draft, WRITE, A)
+        assert await k.lookup(b"f", A) is first
+        await k.close(handle)
+
+
+async def test_an_open_that_was_led_astray_twice_goes_past_the_cache():
+    """Another thread's look-up was answered first, so that both look-ups of the writer gave what it was to leave."""
+    async with kernel() as k:
+        first = await k.store(b"f", b"old")
+        with fails(errno.ESTALE):
+            await k.files.open(first, WRITE, A)
+        handle = await k.files.open(first, WRITE, A)
+        assert handle.uncached
+        await k.files.write(handle.number, 0, b"new")
+        assert await k.content(b"f", B) == b"old"
+        await k.close(handle)
+        assert await k.content(b"f", B) == b"new"
+
+
+async def test_a_reader_that_was_led_astray_twice_gets_the_published_version():
+    async with kernel() as k:
+        await k.store(b"f", b"old")
+        writer = await k.open(b"f", WRITE)
+        await k.files.write(writer.number, 0, b"new")
+        with fails(errno.ESTALE):
+            await k.files.open(writer.inode, READ, B)
+        reader = await k.files.open(writer.inode, READ, B)
+        assert reader.uncached
+        assert await k.files.read(reader.number, 0, 9) == b"old"
+        await k.close(reader)
+        await k.close(writer)
+
+
+async def test_a_reader_of_a_replaced_version_is_sent_to_the_new_one():
+    async with kernel() as k:
+        first = await k.store(b"f", b"1")
+        await k.store(b"tmp", b"2")
+        await k.tree.rename((k.root, b"tmp"), (k.root, b"f"), replace=True, caller=A)
+        with fails(errno.ESTALE):
+            await k.files.open(first, READ, B)
+        second = await k.found(b"f", B)
+        assert await k.files.read((await k.files.open(second, READ, B)).number, 0, 9) == b"2"
+
+
+async def test_a_removed_version_that_nobody_holds_is_missing():
+    async with kernel() as k:
+        first = await k.store(b"f", b"1")
+        await k.tree.unlink(k.root, b"f")
+        with fails(errno.ESTALE):
+            await k.files.open(first, READ, A)
+        assert await k.lookup(b"f", A) is None
+        with fails(errno.ESTALE):  # its name led nowhere, so this is another open
+            await k.files.open(first, READ, B)
+        with fails(errno.ENOENT):
+            await k.files.open(first, READ, B)
+
+
+async def test_a_draft_that_is_looked_up_but_never_opened_goes_when_forgotten():
+    async with kernel() as k:
+        first = await k.store(b"f", b"1")
+        with fails(errno.ESTALE):
+            await k.files.open(first, WRITE, A)
+        draft = await k.found(b"f", A)
+        assert draft.draft is not None
+        k.tree.forgot(draft.number, 1)
+        assert not k.pool.pins
+        assert await k.lookup(b"f", B) is first
+        assert k.volume.inodes.get(draft.number) is None
+
+
+async def test_an_idle_draft_forgotten_while_its_name_moves():
+    async with kernel() as k:
+        first = await k.store(b"f", b"1")
+        with fails(errno.ESTALE):
+            await k.files.open(first, WRITE, A)
+        draft = await k.found(b"f", A)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_rename, k, b"f", b"g")
+            await trio.lowlevel.checkpoint()
+            k.tree.forgot(draft.number, 1)
+        assert not k.pool.pins
+        assert await k.lookup(b"g", B) is first
+        assert first.place == (ROOT, b"g")
+
+
+async def _rename(k: Kernel, old: bytes, new: bytes) -> None:
+    await k.tree.rename((k.root, old), (k.root, new), replace=True, caller=B)
+
+
+async def test_two_threads_that_want_to_write_share_a_draft():
+    async with kernel() as k:
+        first = await k.store(b"f", b"1234")
+        for caller in (A, B):
+            with fails(errno.ESTALE):
+                await k.files.open(first, WRITE, caller)
+        one, two = await k.found(b"f", A), await k.found(b"f", B)
+        assert one is two
+        handles = [await k.files.open(inode, WRITE, caller) for inode, caller in ((one, A), (two, B))]
+        await k.files.write(handles[0].number, 0, b"x")
+        await k.files.write(handles[1].number, 3, b"y")
+        for handle in handles:
+            await k.close(handle)
+        assert await k.content(b"f") == b"x23y"
+
+
+async def test_truncation_by_name():
+    async with kernel() as k:
+        first = await k.store(b"f", b"1234")
+        with fails(errno.ESTALE):
+            await k.files.truncate(first, 2, None, A)
+        draft = await k.found(b"f", A)
+        await k.files.truncate(draft, 2, None, A)
+        assert draft.draft is None
+        assert await k.content(b"f") == b"12"
+        with fails(errno.ESTALE):
+            await k.files.truncate(draft, 1, None, A)
+        with fails(errno.EBUSY):
+            await k.files.truncate(draft, 1, None, A)
+
+
+async def test_truncation_through_a_reader_is_refused():
+    async with kernel() as k:
+        await k.store(b"f", b"1234")
+        reader = await k.open(b"f", READ)
+        with fails(errno.EINVAL):
+            await k.files.truncate(reader.inode, 1, reader.number, A)
+        with fails(errno.EBADF):
+            await k.files.write(reader.number, 0, b"1")
+        await k.close(reader)
+        with fails(errno.EBADF):
+            await k.files.read(reader.number, 0, 1)
+
+
+async def test_a_file_that_cannot_be_read_is_missing_and_told():
+    async with kernel() as k:
+        inode = await k.store(b"f", bytes(EXTENT))
+        k.volume.versions.forget(inode.record.object_id)  # type: ignore[union-attr]
+        k.pool.fail["read_extent"] = BROKEN
+        with fails(errno.ENOENT):
+            await k.files.open(inode, READ, A)
+        assert k.told == [(1, b"f")]
+        assert not k.pool.pins
+
+
+async def test_a_failed_write_poisons_until_the_last_close(expect_log):
+    async with kernel(capacity=1) as k:
+        handle = await k.create(b"f")
+        await k.files.write(handle.number, 0, bytes(EXTENT))
+        for call in (
+            lambda: k.files.write(handle.number, EXTENT, b"1"),
+            lambda: k.files.flush(handle.number),
+            lambda: _rename(k, b"f", b"g"),
+        ):
+            with pytest.raises(NoSpace):
+                await call()
+        await k.files.release(handle.number)
+        await trio.testing.wait_all_tasks_blocked()
+        assert await k.lookup(b"f") is None
+        assert (1, b"f") in k.told
+        assert not k.pool.slots
+        with fails(errno.ESTALE):
+            await k.files.open(handle.inode, READ, A)
+        with fails(errno.ENOENT):
+            await k.files.open(handle.inode, READ, A)
+
+
+async def test_a_failed_rewrite_leaves_the_old_version():
+    async with kernel() as k:
+        await k.store(b"f", b"old")
+        handle = await k.open(b"f", WRITE)
+        k.pool.fail["reserve"] = NoSpace("full")
+        with pytest.raises(NoSpace):
+            await k.files.write(handle.number, 0, b"new")
+        with pytest.raises(NoSpace):
+            await k.files.flush(handle.number)
+        await k.files.release(handle.number)
+        assert await k.content(b"f") == b"old"
+
+
+async def test_what_fails_after_the_last_close_is_logged(expect_log):
+    expect_log("closed without being published", count=1)
+    async with kernel() as k:
+        handle = await k.create(b"f")
+        await k.files.write(handle.number, 0, bytes(500))
+        k.pool.fail["publish"] = BROKEN
+        await k.files.release(handle.number)
+        assert await k.lookup(b"f") is None
+
+
+async def test_a_read_open_waits_for_what_a_mapping_left():
+    async with kernel() as k:
+        await k.store(b"f", b"old")
+        handle = await k.open(b"f", WRITE)
+        await k.files.flush(handle.number)
+        await k.files.write(handle.number, 0, b"new")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(k.files.release, handle.number)
+            await trio.lowlevel.checkpoint()
+            assert await k.content(b"f", B) == b"new"
+
+
+async def test_release_without_changes_has_no_checkpoint():
+    """The kernel's next request is handled before any other task runs, and must find the file closed."""
+    async with kernel() as k:
+        handle = await k.create(b"f")
+        await k.files.flush(handle.number)
+        with trio.testing.assert_no_checkpoints():
+            await k.files.release(handle.number)
+        assert handle.inode.draft is None
+
+
+async def test_eviction_is_told_and_the_name_is_missing():
+    async with kernel() as k:
+        inode = await k.store(b"f", b"1")
+        assert inode.record is not None
+        k.pool.evict(inode.record)
+        assert k.told == [(1, b"f")]
+        with fails(errno.ESTALE):
+            await k.files.open(inode, READ, A)
+        assert await k.lookup(b"f") is None
+
+
+async def test_publishing_all_at_the_end(expect_log):
+    expect_log("was not published", count=1)
+    async with kernel() as k:
+        good, bad = await k.create(b"good"), await k.create(b"bad")
+        await k.files.write(good.number, 0, b"1")
+        await k.files.write(bad.number, 0, bytes(500))
+        k.pool.fail["write"] = BROKEN
+        await k.tree.publish_all()
+        assert k.pool.lookup(ROOT, b"good") is not None
+        assert k.pool.lookup(ROOT, b"bad") is None
+
+
+async def test_no_inode_outlives_its_uses():
+    async with kernel() as k:
+        for name in (b"a", b"b"):
+            await k.store(name, b"1")
+        handle = await k.open(b"a", WRITE)
+        await k.files.write(handle.number, 0, b"2")
+        await k.close(handle)
+        await k.tree.unlink(k.root, b"b")
+        for inode in list(k.volume.inodes):
+            k.tree.forgot(inode.number, inode.lookups)
+        assert len(k.volume.inodes) == 1
+        assert len(k.files) == 0
+        assert not k.pool.pins
+
+
+async def test_unknown_inodes():
+    async with kernel() as k:
+        with fails(errno.ESTALE):
+            k.volume.inode(99)
+        k.tree.forgot(99, 1)
+
+
+async def test_mknod_of_what_cannot_be():
+    async with kernel() as k:
+        with fails(errno.EPERM):
+            await k.tree.mknod(k.root, b"f", stat.S_IFIFO | 0o600, A)
+        await k.tree.mknod(k.root, b"f", stat.S_IFREG | 0o600, A)
+        with fails(errno.EEXIST):
+            await k.tree.mknod(k.root, b"f", stat.S_IFREG | 0o600, A)
+        assert await k.content(b"f") == b""
+
+
+async def test_creating_what_the_kernel_did_not_know_of():
+    async with kernel() as k:
+        await k.store(b"f", b"old")
+        with fails(errno.EEXIST):
+            await k.files.create(k.root, b"f", 0o600, WRITE | os.O_EXCL, A)
+        await k.tree.mkdir(k.root, b"d", 0o700, A)
+        with fails(errno.EISDIR):
+            await k.files.create(k.root, b"d", 0o600, WRITE, A)
+        await k.tree.symlink(k.root, b"s", b"f", A)
+        with fails(errno.EEXIST):
+            await k.files.create(k.root, b"s", 0o600, WRITE, A)
+        reader, _ = await k.files.create(k.root, b"f", 0o600, READ, A)
+        assert await k.files.read(reader.number, 0, 9) == b"old"
+        writer, _ = await k.files.create(k.root, b"f", 0o600, WRITE | os.O_TRUNC, A)
+        await k.files.write(writer.number, 0, b"n")
+        await k.close(writer)
+        assert await k.content(b"f") == b"n"
+        await k.close(reader)
+
+
+def _listed(listing: Listing, position: int, count: int) -> list[bytes]:
+    """As many entries as fit an answer that begins at a position."""
+    listing.seek(position)
+    found: list[bytes] = []
+    while len(found) < count and (entry := listing.peek()) is not None:
+        found.append(entry[0])
+        listing.accept()
+    return found
+
+
+async def test_listing_from_any_position():
+    async with kernel() as k:
+        for number in range(30):
+            await k.store(b"%02d" % number, b"")
+        draft = await k.create(b"05-draft")
+        listing = Listing(k.volume, k.root)
+        everything = _listed(listing, 0, 100)
+        assert everything[:2] == [b".", b".."]
+        assert everything[2:] == sorted([*(b"%02d" % n for n in range(30)), b"05-draft"])
+        for position in (0, 1, 2, 3, 10, 31, 33, 40):
+            assert _listed(listing, position, 5) == everything[position : position + 5]
+        await k.close(draft)
+
+
+async def test_listing_goes_on_by_name_when_entries_come_and_go():
+    async with kernel() as k:
+        for number in range(20):
+            await k.store(b"%02d" % number, b"")
+        listing = Listing(k.volume, k.root)
+        assert _listed(listing, 0, 10)[-1] == b"07"
+        for number in (1, 7, 8):
+            await k.tree.unlink(k.root, b"%02d" % number)
+        await k.store(b"0", b"")
+        assert _listed(listing, 10, 3) == [b"09", b"10", b"11"]
+        await k.tree.unlink(k.root, b"09")
+        assert _listed(listing, 11, 2) == [b"10", b"11"]  # the caller's buffer was full after the first
+
+
+async def test_listing_shows_a_draft_once_when_it_is_published_meanwhile():
+    async with kernel() as k:
+        await k.store(b"a", b"")
+        draft = await k.create(b"b")
+        listing = Listing(k.volume, k.root)
+        assert _listed(listing, 0, 3) == [b".", b"..", b"a"]
+        await k.close(draft)
+        assert _listed(listing, 3, 9) == [b"b"]
+
+
+async def test_a_directory_that_is_removed_takes_its_inode_along():
+    async with kernel() as k:
+        directory = await k.tree.mkdir(k.root, b"d", 0o700, A)
+        assert k.volume.inodes.of_directory(DirectoryId(directory.directory)) is directory
+        await k.tree.rmdir(k.root, b"d")
+        assert directory.gone
+        with fails(errno.ENOENT):
+            await k.tree.rmdir(k.root, b"d")
+        await k.store(b"f", b"")
+        with fails(errno.ENOTDIR):
+            await k.tree.rmdir(k.root, b"f")
