@@ -212,7 +212,7 @@ def _log_with_time() -> None:
 
 
 @click.command(short_help="Unmount.")
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, readable=False))
 @click.pass_obj
 def umount(state: StateDirectory, directory: Path) -> None:
     """Unmount DIR, and wait until the pool is closed.

@@ -62,7 +62,7 @@ PLAN_COLUMNS = (Column("action"), Column("size", Unit.BYTES), Column("path"), Co
 DAMAGE_COLUMNS = (Column("path"), Column("size", Unit.BYTES), Column("dropped"), Column("reason"))
 
 device_arguments = click.argument(
-    "devices", metavar="DEVICE...", nargs=-1, required=True, type=click.Path(path_type=Path)
+    "devices", metavar="DEVICE...", nargs=-1, required=True, type=click.Path(path_type=Path, readable=False)
 )
 size_option = click.option("--size", type=Size(), help="Size of each DEVICE that is made as a file.")
 force_option = click.option("--force", is_flag=True, help="Overwrite what a device holds.")
@@ -286,7 +286,7 @@ async def _scrub(folder: PoolFolder, on_progress: Callable[[Json], None]) -> Jso
 
 @pool.command("take", short_help="Adopt a pool that is on its devices already.")
 @click.argument("name")
-@click.argument("devices", metavar="[DEVICE...]", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("devices", metavar="[DEVICE...]", nargs=-1, type=click.Path(path_type=Path, readable=False))
 @click.option("--force", is_flag=True, help="Take it from another host, which must not use it any more.")
 @click.pass_obj
 def take(state: StateDirectory, name: str, devices: tuple[Path, ...], force: bool) -> None:
