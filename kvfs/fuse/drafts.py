@@ -96,7 +96,6 @@ class Draft:
         self._services = services
         self._writer = writer
         self._mtime_set = False
-        self._zeros = memoryview(bytes(services.pool.extent_size))
 
     @property
     def base(self) -> Descriptor | None:
@@ -230,7 +229,7 @@ class Draft:
             return frame.view[piece.start : piece.stop]
         stop = min(piece.stop, content.base_used(piece.extent))
         if stop <= piece.start:
-            return self._zeros[: piece.stop - piece.start]
+            return memory.zeros[: piece.stop - piece.start]
         assert content.base is not None
         frame = await self._services.versions.get(content.base, piece.extent)
         view = frame.view[piece.start : stop]

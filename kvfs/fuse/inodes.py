@@ -14,6 +14,8 @@ from kvfs.fuse.drafts import Draft
 from kvfs.fuse.versions import same_content
 
 ROOT_NUMBER = 1
+Place = tuple[DirectoryId, bytes]
+"""A name in a directory."""
 
 
 class Inode:
@@ -25,14 +27,14 @@ class Inode:
     :ivar lookups: how often the kernel was told the number and has not forgotten it
     :ivar handles: open files
     :ivar gone: its name was removed or given to another file; only those who have it open can reach it
-    :ivar place: where it is or was last, as (directory, name)
+    :ivar place: where it is or was last
     :ivar atime_ns: in memory only
     :ivar mtime_ns: of a directory, in memory only; 0 if unknown
     """
 
     __slots__ = ("atime_ns", "draft", "gone", "handles", "lookups", "mtime_ns", "number", "place", "record")
 
-    def __init__(self, number: int, place: tuple[DirectoryId, bytes]) -> None:
+    def __init__(self, number: int, place: Place) -> None:
         self.number = number
         self.place = place
         self.record: Descriptor | None = None
@@ -143,7 +145,7 @@ class InodeTable:
         self._unindex(inode)
         return True
 
-    def _new(self, place: tuple[DirectoryId, bytes]) -> Inode:
+    def _new(self, place: Place) -> Inode:
         self._last += 1
         inode = self._by_number[self._last] = Inode(self._last, place)
         return inode

@@ -58,7 +58,8 @@ class DraftMemory:
         """Extents with a frame, those touched last at the end."""
         self._taken = 0
         self._changed = trio.Event()
-        self._zeros = memoryview(bytes(pool.extent_size))
+        self.zeros = memoryview(bytes(pool.extent_size))
+        """As many as an extent has bytes."""
         self.spilled = 0
         """Frames passed on for want of others, since the mount was made."""
 
@@ -181,7 +182,7 @@ class DraftMemory:
                 self._frames.unpin(frame)
         assert extent.frame is not None
         for start, stop in extent.written.gaps(0, extent.used):
-            extent.frame.view[start:stop] = self._zeros[: stop - start]
+            extent.frame.view[start:stop] = self.zeros[: stop - start]
             extent.version += 1
         extent.written.add(0, extent.used)
 
@@ -200,7 +201,7 @@ class DraftMemory:
         assert frame is not None
         assert slot is not None
         end = padded(used)
-        frame.view[used:end] = self._zeros[: end - used]
+        frame.view[used:end] = self.zeros[: end - used]
         digest = Xxh3(xxh3_64_intdigest(frame.view[:used]))
         try:
             await self._pool.write(slot, frame.view[:end])

@@ -62,7 +62,7 @@ class OpenFiles:
         self, parent: Inode, name: bytes, mode: int, flags: int, caller: Caller
     ) -> tuple[Handle, Inode]:
         """Open a file that the kernel believes is not there."""
-        self._volume.retries.take(caller.thread)
+        self._volume.retries.take(caller.thread, (parent.directory, name))
         there = self._volume.current(parent.directory, name)
         if there is None:
             inode = self._tree.new_file(parent, name, mode, caller)
@@ -82,8 +82,7 @@ class OpenFiles:
 
     async def open(self, inode: Inode, flags: int, caller: Caller) -> Handle:
         """Open an inode, or send the kernel back for the one that it should open instead."""
-        retry = self._volume.retries.take(caller.thread)
-        retried = retry is not None and (retry.directory, retry.name) == inode.place
+        retried = self._volume.retries.take(caller.thread, inode.place)
         if inode.is_directory:
             raise refused(errno.EISDIR)
         await self._wait_for_closing(inode)
@@ -200,10 +199,10 @@ class OpenFiles:
                 raise refused(errno.EINVAL)
             await handle.draft.truncate(size)
             return handle.inode
-        retry = self._volume.retries.take(caller.thread)
+        retried = self._volume.retries.take(caller.thread, inode.place)
         draft = inode.draft
         if draft is None:
-            if inode.gone or (retry is not None and (retry.directory, retry.name) == inode.place):
+            if inode.gone or retried:
                 raise refused(errno.EBUSY)
             raise self._volume.send_back(inode, caller, writing=True)
         handle = self._open_draft(inode, draft, writes=True)

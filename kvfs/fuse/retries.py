@@ -10,38 +10,33 @@ served somehow, for instance one through /proc/self/fd, which has no name to loo
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import NamedTuple
 
-from blockdev.types import DirectoryId
+from kvfs.fuse.inodes import Place
 
 _REMEMBERED = 4096
 
 
-class Retry(NamedTuple):
-    """What a thread is to find when it looks the name up again."""
-
-    directory: DirectoryId
-    name: bytes
-    writing: bool
-
-
 class Retries:
-    """One pending retry a thread; the oldest are forgotten, since a thread may have been killed meanwhile."""
+    """Retries that are under way; the oldest are forgotten, since a thread may have been killed meanwhile.
+
+    A thread has at most one. But all threads of other PID namespaces may look like one, number 0, so that a thread's
+    retries are kept apart by name.
+    """
 
     def __init__(self) -> None:
-        self._pending: OrderedDict[int, Retry] = OrderedDict()
+        self._pending: OrderedDict[tuple[int, Place], bool] = OrderedDict()
 
-    def expect(self, thread: int, retry: Retry) -> None:
-        """The thread is about to be sent back to the name."""
-        self._pending[thread] = retry
-        self._pending.move_to_end(thread)
+    def expect(self, thread: int, place: Place, *, writing: bool) -> None:
+        """The thread is about to be sent back to the name, to find what can be written to or what is published."""
+        self._pending[thread, place] = writing
+        self._pending.move_to_end((thread, place))
         if len(self._pending) > _REMEMBERED:
             self._pending.popitem(last=False)
 
-    def is_writing(self, thread: int, directory: DirectoryId, name: bytes) -> bool:
+    def is_writing(self, thread: int, place: Place) -> bool:
         """Whether this look-up belongs to an open for writing that was sent back."""
-        return self._pending.get(thread) == Retry(directory, name, writing=True)
+        return self._pending.get((thread, place), False)
 
-    def take(self, thread: int) -> Retry | None:
-        """The retry that an open of this thread ends, if any."""
-        return self._pending.pop(thread, None)
+    def take(self, thread: int, place: Place) -> bool:
+        """An open of that name begins; whether it is a retry."""
+        return self._pending.pop((thread, place), None) is not None

@@ -11,7 +11,7 @@ from blockdev.errors import BlockError, Missing
 from blockdev.types import Descriptor, DirectoryId, Kind
 from kvfs.errors import FramesError
 from kvfs.fuse.drafts import Draft, FileAttributes
-from kvfs.fuse.inodes import Inode
+from kvfs.fuse.inodes import Inode, Place
 from kvfs.fuse.volume import Caller, Volume, refused
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class Tree:
     async def lookup(self, parent: Inode, name: bytes, caller: Caller) -> Inode | None:
         """What a name stands for, to this caller now."""
         volume, directory = self._volume, parent.directory
-        if volume.retries.is_writing(caller.thread, directory, name):
+        if volume.retries.is_writing(caller.thread, (directory, name)):
             return await self.writable(directory, name, caller)
         return volume.current(directory, name)
 
@@ -235,9 +235,7 @@ class Tree:
         elif moves_directory and (replaced is not None or over is not None):
             raise refused(errno.ENOTDIR)
 
-    async def _move_draft(
-        self, inode: Inode, draft: Draft, target: tuple[DirectoryId, bytes], *, replace: bool
-    ) -> None:
+    async def _move_draft(self, inode: Inode, draft: Draft, target: Place, *, replace: bool) -> None:
         """Rename a locked draft. What it holds is published, first under the old name if that has a version."""
         draft.check()
         source = (draft.directory, draft.name)

@@ -12,7 +12,7 @@ from blockdev.types import Descriptor, DirectoryId
 from kvfs.fuse.drafts import DraftServices
 from kvfs.fuse.inodes import Inode, InodeTable, Overlay
 from kvfs.fuse.ports import PoolPort
-from kvfs.fuse.retries import Retries, Retry
+from kvfs.fuse.retries import Retries
 from kvfs.fuse.versions import Versions
 
 
@@ -67,7 +67,7 @@ class Volume:
 
     def send_back(self, inode: Inode, caller: Caller, *, writing: bool) -> OSError:
         """The error that makes the kernel look the inode's name up again, which then finds what it should."""
-        self.retries.expect(caller.thread, Retry(*inode.place, writing))
+        self.retries.expect(caller.thread, inode.place, writing=writing)
         return refused(errno.ESTALE)
 
     def changed_directory(self, directory: DirectoryId) -> None:

@@ -15,7 +15,7 @@ from kvfs import errors as product
 from kvfs.fuse import tune as tuning
 from kvfs.fuse.errno_map import answers, errno_of
 from kvfs.fuse.notify import Notifier
-from kvfs.fuse.retries import Retries, Retry
+from kvfs.fuse.retries import Retries
 
 
 def _subclasses(base: type[Exception]) -> Iterator[type[Exception]]:
@@ -128,22 +128,24 @@ def test_a_closed_notifier_takes_nothing():
 
 def test_a_retry_belongs_to_its_thread_and_name():
     retries = Retries()
-    retries.expect(7, Retry(ROOT, b"f", writing=True))
-    retries.expect(8, Retry(ROOT, b"f", writing=False))
-    assert retries.is_writing(7, ROOT, b"f")
-    assert not retries.is_writing(7, ROOT, b"g")
-    assert not retries.is_writing(8, ROOT, b"f")
-    assert not retries.is_writing(9, ROOT, b"f")
-    assert retries.take(7) == Retry(ROOT, b"f", writing=True)
-    assert retries.take(7) is None
+    retries.expect(7, (ROOT, b"f"), writing=True)
+    retries.expect(8, (ROOT, b"f"), writing=False)
+    assert retries.is_writing(7, (ROOT, b"f"))
+    assert not retries.is_writing(7, (ROOT, b"g"))
+    assert not retries.is_writing(8, (ROOT, b"f"))
+    assert not retries.is_writing(9, (ROOT, b"f"))
+    assert not retries.take(7, (ROOT, b"g"))
+    assert retries.take(7, (ROOT, b"f"))
+    assert not retries.take(7, (ROOT, b"f"))
+    assert retries.take(8, (ROOT, b"f"))
 
 
 def test_retries_are_bounded():
     retries = Retries()
     for thread in range(5000):
-        retries.expect(thread, Retry(ROOT, b"f", writing=True))
-    assert not retries.is_writing(0, ROOT, b"f")
-    assert retries.is_writing(4999, ROOT, b"f")
+        retries.expect(thread, (ROOT, b"f"), writing=True)
+    assert not retries.is_writing(0, (ROOT, b"f"))
+    assert retries.is_writing(4999, (ROOT, b"f"))
 
 
 # tuning
