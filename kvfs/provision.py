@@ -187,10 +187,15 @@ async def create(folder: PoolFolder, new: NewPool) -> None:
     options = CreateOptions(new.name, local_domain(folder.path.parent), extent_class(new.extent_size))
     paths = tuple(device.path for device in new.devices)
     folder.create()
-    async with _devices_for(new.devices) as devices:
-        await create_pool(devices, options)
-        config = Config(name=new.name, devices=paths, durability=new.durability)
-        write_atomically(folder.config, render_config(config))
+    try:
+        async with _devices_for(new.devices) as devices:
+            await create_pool(devices, options)
+            config = Config(name=new.name, devices=paths, durability=new.durability)
+            write_atomically(folder.config, render_config(config))
+    except BaseException:
+        with suppress(OSError):  # there is something in it
+            folder.path.rmdir()
+        raise
 
 
 @asynccontextmanager
@@ -311,11 +316,12 @@ async def destroy(folder: PoolFolder, *, force: bool) -> None:
                 )
             for device in devices:
                 await erase(device)
+            shutil.rmtree(folder.path)
     except (FormatError, MissingDevice, DeviceError):
         if not force:
             raise
         await _erase_what_can_be(config)
-    shutil.rmtree(folder.path)
+        shutil.rmtree(folder.path)
 
 
 async def _erase_what_can_be(config: Config) -> None:

@@ -9,7 +9,7 @@ EXPECTED = (BlockError, KvfsError, OSError)
 """What may go wrong. Anything else is a mistake of ours and shows its traceback."""
 
 
-def expected(error: Exception) -> Exception | None:
+def expected(error: BaseException) -> Exception | None:
     """The error itself, or the first of a nest of groups (what trio's nurseries make of one); None if unexpected."""
     if isinstance(error, ExceptionGroup):
         ours, others = error.split(EXPECTED)

@@ -12,7 +12,7 @@ import click
 from kvfs import __version__
 from kvfs.cli import mount, objects, pool, stats
 from kvfs.cli.exit_codes import INTERRUPTED, OK, exit_code
-from kvfs.cli.failures import describe, expected
+from kvfs.cli.failures import EXPECTED, describe, expected
 from kvfs.cli.options import Group
 from kvfs.cli.render import message
 from kvfs.state import StateDirectory, default_root
@@ -64,13 +64,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         message("interrupted")
         return INTERRUPTED
-    except Exception as error:
-        cause = expected(error)
-        if cause is None:
-            raise
-        message(describe(cause))
-        return exit_code(cause)
+    except BaseExceptionGroup as group:  # trio's nurseries wrap an interrupt too
+        if group.subgroup(KeyboardInterrupt) is None:
+            return failed(group)
+        message("interrupted")
+        return INTERRUPTED
+    except EXPECTED as error:
+        return failed(error)
     return result if isinstance(result, int) else OK
+
+
+def failed(error: BaseException) -> int:
+    """Say what went wrong; returns the code of its class. :raises: what is unexpected, again"""
+    cause = expected(error)
+    if cause is None:
+        raise error
+    message(describe(cause))
+    return exit_code(cause)
 
 
 def usage(error: click.ClickException) -> str:

@@ -101,9 +101,14 @@ def test_a_mistake_of_ours_shows_where(kvfs: Kvfs, monkeypatch: pytest.MonkeyPat
         kvfs("pool", "status", "hot")
 
 
-def test_an_interrupt_is_no_traceback(kvfs: Kvfs, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "interrupt", [KeyboardInterrupt(), BaseExceptionGroup("", [KeyboardInterrupt()])], ids=repr
+)
+def test_an_interrupt_is_no_traceback(
+    kvfs: Kvfs, monkeypatch: pytest.MonkeyPatch, interrupt: BaseException
+) -> None:
     def interrupted(_folder: object) -> None:
-        raise KeyboardInterrupt
+        raise interrupt
 
     monkeypatch.setattr("kvfs.cli.pool.state_of", interrupted)
     kvfs.make_pool()
