@@ -100,6 +100,11 @@ def test_links_between_documents_lead_somewhere() -> None:
     assert not broken
 
 
+def test_the_readme_leads_to_every_document() -> None:
+    linked = {target for document, target in links() if document.name == "README.md"}
+    assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")} <= linked
+
+
 def shell_lines() -> Iterator[tuple[Path, str]]:
     """Lines of the documents' indented or fenced blocks that call something of ours."""
     for document in DOCUMENTS:

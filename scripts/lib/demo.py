@@ -273,6 +273,8 @@ def main() -> int:
         except DemoFailed as error:
             print(f"demo: FAILED: {error}", file=sys.stderr)
             return 1
+        except KeyboardInterrupt:
+            return 128 + signal.SIGINT
     print(f"Done in {time.monotonic() - begun:.0f} s; everything it made is gone again.")
     return 0
 
