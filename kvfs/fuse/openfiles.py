@@ -117,7 +117,7 @@ class OpenFiles:
     async def _open_beside(self, inode: Inode, caller: Caller) -> Handle:
         """Open a published inode for writing that cannot be reached by name: the bytes are a draft's all the same."""
         record = inode.record
-        if record is None:
+        if record is None or (inode.gone and not self._volume.versions.is_open(record.object_id)):
             raise refused(errno.ENOENT)
         if not inode.gone and (found := await self._tree.writable(*inode.place, caller)) and found.draft:
             beside, draft = found, found.draft

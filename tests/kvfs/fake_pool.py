@@ -121,7 +121,7 @@ class FakePool:
             self._limbo[object_id] = left
 
     async def extents(self, record: Descriptor) -> tuple[ExtentRef, ...]:
-        await trio.lowlevel.checkpoint()
+        await self._step("extents")
         return record.extents
 
     async def read_extent(self, record: Descriptor, index: int, into: memoryview) -> int:

@@ -399,3 +399,53 @@ async def _play(steps: list[tuple[Any, ...]]) -> None:
         draft.close()
         await trio.testing.wait_all_tasks_blocked()
         b.check_nothing_is_left()
+
+
+async def test_failures_at_the_edges_give_everything_back():
+    async with bench(drafts=1) as b:
+        draft = b.draft()
+        await draft.write(0, pattern(1000))
+        await draft.write(EXTENT, pattern(1000))  # spills the first
+        await draft.truncate(1000)
+        b.pool.fail["read_reserved"] = BROKEN  # the first is to move to a smaller slot
+        with pytest.raises(DeviceError):
+            await draft.publish()
+        draft.close()
+        b.check_nothing_is_left()
+
+
+async def test_a_version_that_cannot_be_opened_is_not_kept():
+    async with bench() as b:
+        draft = b.draft()
+        await draft.write(0, pattern(EXTENT))
+        await draft.publish()
+        draft.close()
+        b.frames.forget(b.record().object_id)
+        b.pool.fail["extents"] = BROKEN
+        with pytest.raises(DeviceError):
+            await b.reopened()
+        b.pool.fail["read_extent"] = BROKEN
+        with pytest.raises(DeviceError):
+            await b.published()
+        assert await b.published() == pattern(EXTENT)
+        b.check_nothing_is_left()
+
+
+async def test_a_late_read_of_an_old_version_keeps_its_frame():
+    async with bench() as b:
+        draft, pending = b.draft(), _Pending()
+        await draft.write(0, pattern(3 * EXTENT))
+        await draft.publish()
+        lazy = Readers(b.pool, b.versions, whole_limit=0, pinned_limit=0)
+        old = await lazy.open(b.record())
+        await draft.write(0, b"new")
+        await draft.publish()
+        b.pool.fail["read_extent"] = DeviceTimeout("fake", errno.ETIMEDOUT, "late", pending)
+        with pytest.raises(DeviceTimeout):
+            await old.read(0, 10)
+        assert b.frames.statistics().zombies == 1
+        pending.finish()
+        lazy.close(old)
+        draft.close()
+        await trio.testing.wait_all_tasks_blocked()
+        b.check_nothing_is_left()

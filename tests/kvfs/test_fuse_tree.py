@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -13,9 +13,10 @@ import pytest
 import trio
 import trio.testing
 
-from blockdev.errors import DeviceError, NoSpace
+from blockdev.errors import DeviceError, Missing, NoSpace
 from blockdev.types import ROOT, DirectoryId
 from kvfs.frames import Arena, open_frames
+from kvfs.fuse.drafts import Draft
 from kvfs.fuse.inodes import Inode
 from kvfs.fuse.listing import Listing
 from kvfs.fuse.mount import Mount, MountOptions
@@ -87,6 +88,12 @@ class Kernel:
             return bytes(await self.files.read(handle.number, 0, 1 << 20))
         finally:
             await self.close(handle)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let other tasks run until something is so."""
+    while not condition():
+        await trio.lowlevel.checkpoint()
 
 
 @asynccontextmanager
@@ -215,13 +222,19 @@ async def test_an_idle_draft_forgotten_while_its_name_moves():
         with fails(errno.ESTALE):
             await k.files.open(first, WRITE, A)
         draft = await k.found(b"f", A)
+        assert draft.draft is not None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_rename, k, b"f", b"g")
-            await trio.lowlevel.checkpoint()
+            await until(draft.draft.lock.locked)
             k.tree.forgot(draft.number, 1)
         assert not k.pool.pins
         assert await k.lookup(b"g", B) is first
         assert first.place == (ROOT, b"g")
+
+
+def _draft(handle: Handle) -> Draft:
+    assert handle.draft is not None
+    return handle.draft
 
 
 async def _rename(k: Kernel, old: bytes, new: bytes) -> None:
@@ -336,7 +349,7 @@ async def test_a_read_open_waits_for_what_a_mapping_left():
         await k.files.write(handle.number, 0, b"new")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(k.files.release, handle.number)
-            await trio.lowlevel.checkpoint()
+            await until(lambda: _draft(handle).is_closing)
             assert await k.content(b"f", B) == b"new"
 
 
@@ -484,3 +497,204 @@ async def test_a_directory_that_is_removed_takes_its_inode_along():
         await k.store(b"f", b"")
         with fails(errno.ENOTDIR):
             await k.tree.rmdir(k.root, b"f")
+
+
+async def test_a_removed_file_can_be_opened_for_writing_through_who_has_it_open():
+    async with kernel() as k:
+        inode = await k.store(b"f", b"old")
+        reader = await k.open(b"f", READ)
+        await k.tree.unlink(k.root, b"f")
+        writer = await k.files.open(inode, WRITE, A)
+        assert writer.uncached
+        await k.files.write(writer.number, 0, b"new")
+        assert await k.files.read(writer.number, 0, 9) == b"new"
+        assert await k.files.read(reader.number, 0, 9) == b"old"
+        await k.close(writer)
+        await k.close(reader)
+        assert k.pool.lookup(ROOT, b"f") is None
+        with fails(errno.ENOENT):
+            await k.files.open(inode, WRITE, A)
+        assert not k.pool.pins
+        assert not k.pool.reserved
+
+
+async def test_two_threads_that_begin_to_write_at_the_same_time():
+    async with kernel() as k:
+        first = await k.store(b"f", b"1")
+        found = []
+
+        async def look(caller: Caller) -> None:
+            found.append(await k.found(b"f", caller))
+
+        for caller in (A, B):
+            with fails(errno.ESTALE):
+                await k.files.open(first, WRITE, caller)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(look, A)
+            nursery.start_soon(look, B)
+        assert found[0] is found[1]
+        assert sum(k.pool.pins.values()) == 1
+
+
+async def test_what_became_a_directory_or_a_symlink_meanwhile():
+    async with kernel() as k:
+        first = await k.store(b"f", b"1")
+        with fails(errno.ESTALE):
+            await k.files.open(first, WRITE, A)
+        await k.tree.unlink(k.root, b"f")
+        link = await k.tree.symlink(k.root, b"f", b"target", B)
+        assert await k.lookup(b"f", A) is link
+        with fails(errno.ENOENT):
+            await k.files.open(first, WRITE, A)
+        directory = await k.tree.mkdir(k.root, b"d", 0o700, A)
+        with fails(errno.EISDIR):
+            await k.files.open(directory, READ, A)
+
+
+async def test_names_that_the_kernel_would_have_refused():
+    async with kernel() as k:
+        await k.tree.mkdir(k.root, b"d", 0o700, A)
+        await k.tree.mkdir(k.root, b"e", 0o700, A)
+        await k.store(b"f", b"1")
+        for number, call in (
+            (errno.ENOENT, k.tree.unlink(k.root, b"none")),
+            (errno.EISDIR, k.tree.unlink(k.root, b"d")),
+            (errno.ENOENT, _rename(k, b"none", b"x")),
+            (errno.EISDIR, _rename(k, b"f", b"d")),
+            (errno.ENOTDIR, _rename(k, b"d", b"f")),
+            (errno.EEXIST, k.tree.rename((k.root, b"d"), (k.root, b"e"), replace=False, caller=A)),
+            (errno.EEXIST, k.tree.mkdir(k.root, b"f", 0o700, A)),
+            (errno.EEXIST, k.tree.symlink(k.root, b"f", b"x", A)),
+        ):
+            with fails(number):
+                await call
+        await _rename(k, b"f", b"f")
+        assert await k.content(b"f") == b"1"
+        inside = await k.files.create(await k.found(b"d"), b"draft", 0o600, WRITE, A)
+        with fails(errno.ENOTEMPTY):
+            await _rename(k, b"e", b"d")
+        with fails(errno.ENOTEMPTY):
+            await k.tree.rmdir(k.root, b"d")
+        await k.files.release(inside[0].number)
+
+
+async def test_a_file_removed_while_it_is_published_is_not_there():
+    async with kernel() as k:
+        handle = await k.create(b"f")
+        await k.files.write(handle.number, 0, bytes(500))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(k.files.flush, handle.number)
+            await until(_draft(handle).lock.locked)
+            nursery.start_soon(k.tree.unlink, k.root, b"f")
+        assert k.pool.lookup(ROOT, b"f") is None
+        await k.files.write(handle.number, 0, b"1")
+        await k.close(handle)
+        assert k.pool.lookup(ROOT, b"f") is None
+        assert not k.pool.pins
+        assert not k.pool.slots
+
+
+async def test_a_file_replaced_while_it_is_published():
+    async with kernel() as k:
+        await k.store(b"f", b"old")
+        await k.store(b"tmp", b"new")
+        handle = await k.open(b"f", WRITE)
+        await k.files.write(handle.number, 0, b"mine")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(k.files.flush, handle.number)
+            await until(_draft(handle).lock.locked)
+            nursery.start_soon(_rename, k, b"tmp", b"f")
+        assert await k.content(b"f", B) == b"new"
+        await k.files.write(handle.number, 0, b"more")
+        await k.close(handle)
+        assert await k.content(b"f", B) == b"new"
+        assert not k.pool.pins
+
+
+async def test_a_name_that_moves_while_a_remover_waits_for_it():
+    """The kernel orders changes of a directory; if it did not, the draft that has the name in the end would count."""
+    async with kernel() as k:
+        handle = await k.create(b"f")
+        await k.files.write(handle.number, 0, bytes(500))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_rename, k, b"f", b"g")
+            await until(_draft(handle).lock.locked)
+            with fails(errno.ENOENT):
+                await k.tree.unlink(k.root, b"f")
+        assert k.pool.lookup(ROOT, b"g") is not None
+        await k.close(handle)
+
+
+async def test_a_rename_that_fails_leaves_the_name_and_poisons_what_was_never_published():
+    async with kernel() as k:
+        handle = await k.create(b"f")
+        await k.files.write(handle.number, 0, bytes(500))
+        k.pool.fail["publish"] = BROKEN
+        with pytest.raises(DeviceError):
+            await _rename(k, b"f", b"g")
+        assert await k.lookup(b"f") is handle.inode
+        assert await k.lookup(b"g") is None
+        with pytest.raises(DeviceError):
+            await k.files.flush(handle.number)
+        await k.files.release(handle.number)
+
+
+async def test_a_rename_that_fails_leaves_a_published_file_where_it_was():
+    async with kernel() as k:
+        await k.store(b"f", b"old")
+        handle = await k.open(b"f", WRITE)
+        k.pool.fail["rename"] = BROKEN
+        with pytest.raises(DeviceError):
+            await _rename(k, b"f", b"g")
+        await k.files.write(handle.number, 0, b"new")
+        await k.close(handle)
+        assert await k.content(b"f") == b"new"
+
+
+async def test_a_failed_truncating_open_leaves_nothing_open():
+    async with kernel() as k:
+        handle = await k.create(b"f")
+        k.pool.fail["reserve"] = NoSpace("full")
+        with pytest.raises(NoSpace):
+            await k.files.write(handle.number, 0, b"1")
+        with pytest.raises(NoSpace):
+            await k.files.open(handle.inode, WRITE | os.O_TRUNC, A)
+        assert len(k.files) == 1
+        await k.files.release(handle.number)
+        with fails(errno.EBADF):
+            await k.files.release(handle.number)
+
+
+async def test_a_reader_of_a_draft_outlives_its_writer():
+    async with kernel() as k:
+        writer = await k.create(b"f")
+        await k.files.write(writer.number, 0, b"1")
+        reader = await k.open(b"f", READ, B)
+        assert reader.inode is writer.inode
+        await k.close(writer)
+        assert await k.files.read(reader.number, 0, 9) == b"1"
+        await k.files.flush(reader.number)
+        await k.close(reader)
+        assert not k.pool.pins
+        unlinked = await k.create(b"g")
+        reader = await k.open(b"g", READ, B)
+        await k.files.write(unlinked.number, 0, b"2")
+        await k.tree.unlink(k.root, b"g")
+        await k.close(unlinked)
+        assert await k.files.read(reader.number, 0, 9) == b"2"
+        await k.close(reader)
+        assert not k.pool.pins
+        assert not k.pool.reserved
+
+
+async def test_eviction_of_what_a_remover_was_about_to_remove():
+    async with kernel() as k:
+        await k.store(b"f", b"1")
+        handle = await k.open(b"f", WRITE)
+        k.pool.fail["remove"] = Missing("evicted")
+        await k.tree.unlink(k.root, b"f")
+        await k.close(handle)
+        await k.store(b"g", b"1")
+        k.pool.fail["remove"] = Missing("evicted")
+        with pytest.raises(Missing):
+            await k.tree.unlink(k.root, b"g")
