@@ -17,8 +17,8 @@ from xxhash import xxh3_128_digest
 from blockdev.errors import BlockError
 from blockdev.publication import NewObject
 from blockdev.types import HOLE, NAME_MAX, Descriptor, DirectoryId, ExtentRef
-from kvfs.errors import FramesError
-from kvfs.fuse.content import DraftContent, Piece
+from kvfs.errors import FramesClosed, FramesError
+from kvfs.fuse.content import DraftContent, DraftExtent, Piece
 from kvfs.fuse.memory import DraftMemory
 from kvfs.fuse.ports import PoolPort, Xattrs
 from kvfs.fuse.versions import Versions
@@ -206,35 +206,66 @@ class Draft:
     async def read(self, offset: int, length: int) -> memoryview | bytes:
         """Bytes of the draft; fewer at its end. A memoryview is valid until the next checkpoint.
 
+        Waits for no writer and no publication: where the bytes are is asked again after every wait.
+
         :raises BlockError, FramesError:
         """
-        async with self.lock:
-            self.check()
-            length = min(length, self.size - offset)
-            if length <= 0:
-                return b""
-            pieces = list(self.content.pieces(offset, length))
-            if len(pieces) == 1:
-                return await self._read(pieces[0])
-            return b"".join([bytes(await self._read(piece)) for piece in pieces])
+        self.check()
+        length = min(length, self.size - offset)
+        if length <= 0:
+            return b""
+        pieces = list(self.content.pieces(offset, length))
+        if len(pieces) == 1:
+            return await self._read(pieces[0])
+        return b"".join([bytes(await self._read(piece)) for piece in pieces])
 
     async def _read(self, piece: Piece) -> memoryview | bytes:
+        found = None
+        while found is None:
+            extent = self.content.extents.get(piece.extent)
+            found = await (self._read_base(piece) if extent is None else self._read_own(piece, extent))
+        return found
+
+    async def _read_own(self, piece: Piece, extent: DraftExtent) -> memoryview | bytes | None:
+        """From the draft's extent; None if that was published or cut off meanwhile."""
         memory, content = self._services.memory, self.content
-        extent = content.extents.get(piece.extent)
-        if extent is not None:
+        try:
             if extent.written.covers(piece.start, piece.stop):
                 frame = await memory.bring(extent)
             else:
                 frame = await memory.complete(extent)
-            return frame.view[piece.start : piece.stop]
+        except FramesClosed:
+            if content.extents.get(piece.extent) is extent:
+                raise
+            return None
+        stop = min(piece.stop, extent.used)
+        if content.extents.get(piece.extent) is not extent or not extent.written.covers(piece.start, stop):
+            return None
+        return self._padded(frame.view[piece.start : stop], piece)
+
+    async def _read_base(self, piece: Piece) -> memoryview | bytes | None:
+        """From the published version; None if the draft went on to another one or wrote to the extent meanwhile."""
+        content, versions, base = self.content, self._services.versions, self.content.base
         stop = min(piece.stop, content.base_used(piece.extent))
-        if stop <= piece.start:
-            return memory.zeros[: piece.stop - piece.start]
-        assert content.base is not None
-        frame = await self._services.versions.get(content.base, piece.extent)
-        view = frame.view[piece.start : stop]
-        self._services.versions.unpin_frame(frame)
-        return view if stop == piece.stop else bytes(view) + bytes(piece.stop - stop)
+        if base is None or stop <= piece.start:
+            return self._services.memory.zeros[: piece.stop - piece.start]
+        try:
+            frame = await versions.get(base, piece.extent)
+        except BlockError:
+            if content.base is base:
+                raise
+            return None
+        versions.unpin_frame(frame)  # nobody else gets it before the caller's next checkpoint
+        if content.base is not base or piece.extent in content.extents:
+            return None
+        stop = min(stop, content.base_used(piece.extent))
+        return self._padded(frame.view[piece.start : max(piece.start, stop)], piece)
+
+    @staticmethod
+    def _padded(view: memoryview, piece: Piece) -> memoryview | bytes:
+        """With zeros for what the file does not have there."""
+        missing = piece.stop - piece.start - len(view)
+        return bytes(view) + bytes(missing) if missing else view
 
     # --- publishing
 

@@ -63,16 +63,14 @@ class OpenFiles:
     ) -> tuple[Handle, Inode]:
         """Open a file that the kernel believes is not there."""
         self._volume.retries.take(caller.thread, (parent.directory, name))
-        there = self._volume.current(parent.directory, name)
-        if there is None:
+        if not self._volume.exists(parent.directory, name):
             inode = self._tree.new_file(parent, name, mode, caller)
             return self._open_draft(inode, inode.draft, writes=True), inode
         if flags & os.O_EXCL:
             raise refused(errno.EEXIST)
-        if there.is_directory:
-            raise refused(errno.EISDIR)
-        if there.record is not None and there.record.kind is not Kind.HEAD:
-            raise refused(errno.EEXIST)
+        there = self._volume.current(parent.directory, name)
+        if there is None or (there.record is not None and there.record.kind is not Kind.HEAD):
+            raise refused(errno.EISDIR if there is not None and there.is_directory else errno.EEXIST)
         if not _wants_to_write(flags):
             return await self._open_to_read(there, caller, retried=True), there
         found = await self._tree.writable(parent.directory, name, caller)

@@ -112,7 +112,7 @@ class Tree:
         return self._volume.inodes.of_record(record)
 
     def _check_free(self, directory: DirectoryId, name: bytes) -> None:
-        if self._volume.current(directory, name) is not None:
+        if self._volume.exists(directory, name):
             raise refused(errno.EEXIST)
 
     # --- removing
@@ -138,7 +138,7 @@ class Tree:
         volume = self._volume
         record = volume.pool.lookup(parent.directory, name)
         if record is None:
-            raise refused(errno.ENOENT if volume.current(parent.directory, name) is None else errno.ENOTDIR)
+            raise refused(errno.ENOTDIR if volume.exists(parent.directory, name) else errno.ENOENT)
         if record.kind is not Kind.DIRECTORY:
             raise refused(errno.ENOTDIR)
         if volume.overlay.occupies(DirectoryId(record.object_id)):

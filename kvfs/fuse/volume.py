@@ -51,6 +51,12 @@ class Volume:
             raise refused(errno.ESTALE)
         return inode
 
+    def exists(self, directory: DirectoryId, name: bytes) -> bool:
+        """Whether the name stands for anything."""
+        over = self.overlay.get(directory, name)
+        draft = over.draft if over is not None else None
+        return (draft is not None and draft.base is None) or self.pool.lookup(directory, name) is not None
+
     def current(self, directory: DirectoryId, name: bytes) -> Inode | None:
         """What a name stands for to those who do not write: a draft only before it was ever published."""
         over = self.overlay.get(directory, name)

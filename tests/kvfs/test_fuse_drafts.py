@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -446,6 +447,41 @@ async def test_a_late_read_of_an_old_version_keeps_its_frame():
         assert b.frames.statistics().zombies == 1
         pending.finish()
         lazy.close(old)
+        draft.close()
+        await trio.testing.wait_all_tasks_blocked()
+        b.check_nothing_is_left()
+
+
+async def test_reads_wait_for_no_publication_and_are_right_throughout():
+    """The same bytes are written, spilled and published over and over, while others read."""
+    async with bench(frames=6, drafts=2) as b:
+        data = pattern(3 * EXTENT + 700)
+        draft = b.draft()
+        await draft.write(0, data)
+        await draft.publish()
+        rng = random.Random(1)
+        reading = True
+        reads_while_locked = 0
+
+        async def read() -> None:
+            nonlocal reads_while_locked
+            while reading:
+                offset = rng.randrange(len(data))
+                length = rng.randrange(1, 2 * EXTENT)
+                assert bytes(await draft.read(offset, length)) == data[offset : offset + length]
+                reads_while_locked += draft.lock.locked()
+                await trio.lowlevel.checkpoint()
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(read)
+            for _ in range(30):
+                for _ in range(3):
+                    offset = rng.randrange(len(data))
+                    await draft.write(offset, data[offset : offset + rng.randrange(1, EXTENT)])
+                await draft.publish()
+            reading = False
+        assert reads_while_locked
         draft.close()
         await trio.testing.wait_all_tasks_blocked()
         b.check_nothing_is_left()
