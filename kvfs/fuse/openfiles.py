@@ -141,6 +141,9 @@ class OpenFiles:
         except (BlockError, FramesError) as error:
             log.info("%r cannot be read: %s", record.name, error)
             self._volume.invalidate(record.directory, record.name)
+            if not retried and not self._is_current(inode):
+                # Sent back, the kernel finds out that the name is gone before open(2) returns.
+                raise self._volume.send_back(inode, caller, writing=False) from error
             raise refused(errno.ENOENT) from error
         return self._add(inode, reader=reader, uncached=draft is not None)
 

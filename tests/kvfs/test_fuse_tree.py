@@ -13,7 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from blockdev.errors import DeviceError, Missing, NoSpace
+from blockdev.errors import ChecksumError, DeviceError, Missing, NoSpace
 from blockdev.types import ROOT, DirectoryId
 from kvfs.frames import Arena, open_frames
 from kvfs.fuse.drafts import Draft
@@ -294,6 +294,23 @@ async def test_a_file_that_cannot_be_read_is_missing_and_told():
             await k.files.open(inode, READ, A)
         assert k.told == [(1, b"f")]
         assert not k.pool.pins
+
+
+async def test_a_file_that_is_dropped_when_it_is_opened_is_looked_up_again():
+    async with kernel() as k:
+        inode = await k.store(b"f", bytes(EXTENT))
+        record = inode.record
+        assert record is not None
+        k.volume.versions.forget(record.object_id)
+
+        async def read_extent(*arguments: object) -> int:
+            k.pool.evict(record)
+            raise ChecksumError("wrong bytes")
+
+        k.pool.read_extent = read_extent  # type: ignore[method-assign, assignment]
+        with fails(errno.ESTALE):
+            await k.files.open(inode, READ, A)
+        assert await k.lookup(b"f") is None
 
 
 async def test_a_failed_write_poisons_until_the_last_close(expect_log):
