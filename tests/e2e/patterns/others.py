@@ -59,7 +59,7 @@ def llmd_fs(root: Path, sizes: Sizes) -> Outcome:
     blocks = [content(f"llm-d {number}", sizes.block) for number in range(sizes.count)]
     stored = [_llmd_store(path, block) for path, block in zip(paths, blocks, strict=True)]
     dated = paths[0].stat().st_mtime_ns
-    os.utime(paths[0], ns=(0, dated))
+    os.utime(paths[0], ns=(10**18, dated))  # long ago
     aged = paths[0].stat().st_atime_ns
     again = _llmd_store(paths[0], blocks[0])
     status = paths[0].stat()

@@ -67,12 +67,16 @@ def key_of(seed: str) -> str:
     return hashlib.sha256(seed.encode()).hexdigest()
 
 
+# one number, two names: the one of the manual pages
+_NAMES: dict[int, str] = {**errno.errorcode, errno.EOPNOTSUPP: "EOPNOTSUPP", errno.EAGAIN: "EAGAIN"}
+
+
 def attempt(call: Callable[[], object]) -> str:
     """ "OK", or the name of the errno that `call` failed with."""
     try:
         call()
     except OSError as error:
-        return errno.errorcode.get(error.errno or 0, f"errno {error.errno}")
+        return _NAMES.get(error.errno or 0, f"errno {error.errno}")
     return "OK"
 
 
