@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -45,8 +45,19 @@ async def background() -> AsyncIterator[trio.Nursery]:
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    found: BaseException = group
-    while isinstance(found, BaseExceptionGroup):
-        real = [error for error in found.exceptions if not isinstance(error, trio.Cancelled)]
-        found = (real or found.exceptions)[0]
-    return found
+    """The one to raise: what ends the program, else the first error, else the cancellation."""
+    return min(_leaves(group), key=_rank)
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
+
+
+def _rank(error: BaseException) -> int:
+    if isinstance(error, trio.Cancelled):
+        return 2
+    return 1 if isinstance(error, Exception) else 0
