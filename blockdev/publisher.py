@@ -217,7 +217,7 @@ class Publisher:
                 self._media.mark_lost(device)
                 raise
             try:
-                found = await self._media.read_descriptor(head.address)
+                found = await self._media.read_descriptor(head.address)  # noqa: ASYNC120 - shielded by the pool
             except (DeviceError, Unavailable):
                 self._media.mark_lost(device)
                 raise error from None
@@ -239,7 +239,7 @@ class Publisher:
             await self.write_head(head)
             await self._room.barrier([head.ref])
         except BaseException:
-            await self.abandon(taken)
+            await self.abandon(taken)  # noqa: ASYNC102 - shielded by the pool, and every I/O has a deadline
             raise
         self._enter(head, (), taken)
         return head
