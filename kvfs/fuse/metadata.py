@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import stat
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from blockdev.errors import RecordTooLarge
+from blockdev.types import Descriptor
 from kvfs.fuse.attributes import RootAttributes
 from kvfs.fuse.drafts import Draft
 from kvfs.fuse.inodes import Inode
 from kvfs.fuse.ports import Attributes, Xattrs
+from kvfs.fuse.versions import same_content
 from kvfs.fuse.volume import Volume, refused
 
 _USER = b"user."
@@ -45,11 +48,17 @@ class Metadata:
             return
         if inode.is_directory and "mtime_ns" in wanted:
             inode.mtime_ns = wanted.pop("mtime_ns")
-        if inode.draft is not None:
-            self._change_draft(inode.draft, wanted)
-        elif inode.is_root:
+        await self._apply(inode, wanted)
+
+    async def _apply(self, inode: Inode, wanted: Attributes) -> None:
+        while (draft := inode.draft) is not None:
+            async with draft.lock:  # a publication under way takes all attributes or none
+                if inode.draft is draft:
+                    self._change_draft(draft, wanted)
+                    return
+        if inode.is_root:
             await self._change_root(inode, wanted)
-        else:
+        elif wanted:
             await self._update(inode, wanted)
 
     def _used(self, inode: Inode, atime_ns: int) -> None:
@@ -72,6 +81,8 @@ class Metadata:
     async def _change_root(self, inode: Inode, wanted: Attributes) -> None:
         if not wanted:
             return
+        if "xattrs" in wanted:
+            raise refused(errno.ENOTSUP)
         root = self._root
         mode, uid, gid = (
             wanted.get("mode", root.mode),
@@ -83,21 +94,27 @@ class Metadata:
         inode.mtime_ns = inode.mtime_ns or root.time_ns
 
     async def _update(self, inode: Inode, wanted: Attributes) -> None:
-        if inode.gone or inode.record is None:
-            raise refused(errno.ESTALE)
-        if not wanted:
-            return
-        if "mode" in wanted:
+        if "mode" in wanted and inode.record is not None:
             wanted["mode"] = stat.S_IFMT(inode.record.mode) | stat.S_IMODE(wanted["mode"])
-        record = await self._volume.pool.update(inode.record, **wanted)
-        self._volume.inodes.renew(record)
-        over = self._volume.overlay.get(record.directory, record.name)
-        if over is not None and over.draft is not None and over.draft.base is not None:
-            # Who writes to the file meanwhile publishes it with these attributes too.
-            dirty = over.draft.dirty
-            self._change_draft(over.draft, wanted)
-            over.draft.content.dirty = dirty
-            over.draft.rebind(record)
+        over = self._volume.overlay.get(*inode.place)
+        draft = over.draft if over is not None else None
+        async with AsyncExitStack() as stack:
+            if draft is not None:
+                await stack.enter_async_context(draft.lock)
+            record = self._volume.pool.lookup(*inode.place)
+            if inode.gone or record is None or inode.record is None or not same_content(record, inode.record):
+                raise refused(errno.ESTALE)  # by name, the kernel looks again
+            record = await self._volume.pool.update(record, **wanted)
+            self._volume.inodes.renew(record)
+            if draft is not None and draft.base is not None and same_content(draft.base, record):
+                self._share(draft, record, wanted)
+
+    def _share(self, draft: Draft, record: Descriptor, wanted: Attributes) -> None:
+        """Who writes to a file meanwhile publishes it with its new attributes too."""
+        dirty = draft.content.dirty
+        self._change_draft(draft, wanted)
+        draft.content.dirty = dirty
+        draft.rebind(record)
 
     # --- user attributes
 
@@ -128,14 +145,9 @@ class Metadata:
         await self._set_xattrs(inode, tuple(item for item in self.xattrs(inode) if item[0] != name))
 
     async def _set_xattrs(self, inode: Inode, xattrs: Xattrs) -> None:
-        if inode.draft is not None:
-            if self._volume.pool.inline_limit(inode.draft.name, xattrs) < 0:
-                raise RecordTooLarge("user attributes that do not fit the file's record")
-            self._change_draft(inode.draft, {"xattrs": xattrs})
-        elif inode.is_root:
-            raise refused(errno.ENOTSUP)
-        else:
-            await self._update(inode, {"xattrs": xattrs})
+        if inode.draft is not None and self._volume.pool.inline_limit(inode.draft.name, xattrs) < 0:
+            raise RecordTooLarge("user attributes that do not fit the file's record")
+        await self._apply(inode, {"xattrs": xattrs})
 
 
 def _wanted(changes: Changes) -> Attributes:

@@ -87,7 +87,7 @@ class Mount:
             services=DraftServices(pool, versions, self.memory, Predecessors(), time.time_ns),
             inodes=InodeTable(),
             overlay=Overlay(),
-            retries=Retries(),
+            retries=Retries(trio.current_time),
             invalidator=self.notifier,
             now_ns=time.time_ns,
         )

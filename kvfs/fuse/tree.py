@@ -27,10 +27,14 @@ class Tree:
 
     async def lookup(self, parent: Inode, name: bytes, caller: Caller) -> Inode | None:
         """What a name stands for, to this caller now."""
-        volume, directory = self._volume, parent.directory
-        if volume.retries.is_writing(caller.thread, (directory, name)):
-            return await self.writable(directory, name, caller)
-        return volume.current(directory, name)
+        volume, place = self._volume, (parent.directory, name)
+        if volume.retries.is_writing(caller.thread, place):
+            found = await self.writable(*place, caller)
+        else:
+            found = volume.current(*place)
+        if found is None:
+            volume.retries.take(caller.thread, place)  # the open that looked it up fails
+        return found
 
     async def writable(self, directory: DirectoryId, name: bytes, caller: Caller) -> Inode | None:
         """Like `lookup`, but a draft where the name stands for a file."""

@@ -126,26 +126,54 @@ def test_a_closed_notifier_takes_nothing():
 # retries
 
 
-def test_a_retry_belongs_to_its_thread_and_name():
-    retries = Retries()
-    retries.expect(7, (ROOT, b"f"), writing=True)
-    retries.expect(8, (ROOT, b"f"), writing=False)
-    assert retries.is_writing(7, (ROOT, b"f"))
-    assert not retries.is_writing(7, (ROOT, b"g"))
-    assert not retries.is_writing(8, (ROOT, b"f"))
-    assert not retries.is_writing(9, (ROOT, b"f"))
-    assert not retries.take(7, (ROOT, b"g"))
-    assert retries.take(7, (ROOT, b"f"))
-    assert not retries.take(7, (ROOT, b"f"))
-    assert retries.take(8, (ROOT, b"f"))
+class _Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+F, G = (ROOT, b"f"), (ROOT, b"g")
+
+
+def test_a_retry_belongs_to_its_thread():
+    retries = Retries(_Clock())
+    retries.expect(7, F, writing=True)
+    retries.expect(8, F, writing=False)
+    assert retries.is_writing(7, F)
+    assert retries.is_writing(7, G)  # renamed meanwhile
+    assert not retries.is_writing(8, F)
+    assert not retries.is_writing(9, F)
+    assert retries.take(7, G)
+    assert not retries.take(7, F)
+    assert retries.take(8, F)
+
+
+def test_foreign_threads_are_told_apart_by_name():
+    retries = Retries(_Clock())
+    retries.expect(0, F, writing=True)
+    assert retries.is_writing(0, F)
+    assert not retries.is_writing(0, G)
+    assert not retries.take(0, G)
+    assert retries.take(0, F)
+
+
+def test_a_retry_does_not_last():
+    clock = _Clock()
+    retries = Retries(clock)
+    retries.expect(7, F, writing=True)
+    clock.now = 6.0
+    assert not retries.is_writing(7, F)
+    assert not retries.take(7, F)
 
 
 def test_retries_are_bounded():
-    retries = Retries()
-    for thread in range(5000):
-        retries.expect(thread, (ROOT, b"f"), writing=True)
-    assert not retries.is_writing(0, (ROOT, b"f"))
-    assert retries.is_writing(4999, (ROOT, b"f"))
+    retries = Retries(_Clock())
+    for thread in range(1, 5001):
+        retries.expect(thread, F, writing=True)
+    assert not retries.is_writing(1, F)
+    assert retries.is_writing(5000, F)
 
 
 # tuning
