@@ -22,7 +22,7 @@ from tests.e2e.patterns.toolkit import content
 
 pytestmark = pytest.mark.fuse
 
-ROUNDS, ROUNDS_LONG = 5, 20
+ROUNDS = 20
 RESTART_SECONDS = 2.0
 END_SECONDS = 20.0
 """In which who worked on the mount has noticed that it is gone."""
@@ -102,9 +102,10 @@ def _verify(ledger: Ledger, folder: Path) -> None:
             assert path.name in ledger.acknowledged.keys() | ledger.attempted.keys(), path.name
 
 
-def _rounds(mount: Mount, count: int) -> None:
+@pytest.mark.timeout(400)
+def test_kill_under_load(mount: Mount) -> None:
     took = []
-    for number in range(count):
+    for number in range(ROUNDS):
         folder = mount.path / f"round {number}"
         folder.mkdir()
         ledger = _run_until_killed(mount, folder, number)
@@ -113,18 +114,7 @@ def _rounds(mount: Mount, count: int) -> None:
         for path in folder.iterdir():
             path.unlink()
         folder.rmdir()
-    assert sorted(took)[len(took) // 2] < RESTART_SECONDS, f"mounting again took {took} seconds"
-
-
-@pytest.mark.timeout(300)
-def test_kill_under_load(mount: Mount) -> None:
-    _rounds(mount, ROUNDS)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_kill_under_load_long(mount: Mount) -> None:
-    _rounds(mount, ROUNDS_LONG)
+    assert sorted(took)[ROUNDS // 2] < RESTART_SECONDS, f"mounting again took {took} seconds"
 
 
 def test_a_pool_that_is_killed_while_it_evicts(make_mount: MakeMount) -> None:
