@@ -472,6 +472,7 @@ class Pool:
                 if current.kind is Kind.DIRECTORY and not self.is_empty(DirectoryId(current.object_id)):
                     raise NotEmpty(f"{current.name!r} is not empty")
                 await self._versions.remove(current)
+                await self._room.barrier([current.ref])
                 self._counters.removed += 1
 
     # ── leaving unasked ──────────────────────────────────────────────────────────────────────────────────

@@ -16,6 +16,7 @@ from blockdev.reading import Reader
 from blockdev.room import Room
 from blockdev.space import Space
 from blockdev.types import (
+    HOLE,
     NO_ID,
     ROOT,
     Descriptor,
@@ -190,10 +191,16 @@ class Publisher:
         owed = OWED_ROOM
         if len(new.extents) <= layout.max_extents(new.name, new.xattrs, owed):
             return []
+        slot_class = layout.index_class(len(new.extents))
+        step = layout.entries_per_index(slot_class)
         indexes: list[ExtentRef] = []
-        for number, start in enumerate(range(0, len(new.extents), layout.EXTENTS_PER_INDEX)):
-            entries = layout.pack_extents(new.extents[start : start + layout.EXTENTS_PER_INDEX])
-            ref = await self._room.reserve(layout.INDEX_CLASS)
+        for number, start in enumerate(range(0, len(new.extents), step)):
+            listed = new.extents[start : start + step]
+            if all(extent.is_hole for extent in listed):
+                indexes.append(HOLE)
+                continue
+            entries = layout.pack_extents(listed)
+            ref = await self._room.reserve(slot_class)
             taken.fresh.append(ref)
             with self._buffers.take(padded(len(entries))) as buffer:
                 buffer[:] = entries.ljust(len(buffer), b"\0")
@@ -266,5 +273,5 @@ def _identity(new: NewObject, old: Descriptor | None, current: Descriptor | None
     return None
 
 
-_INDEXES_MAX = 16
-"""Index slots for which every record keeps room: 64 GiB in extents of 2 MiB need 15."""
+_INDEXES_MAX = 30
+"""Index slots for which every record keeps room: 1 TiB in extents of 2 MiB needs 28."""

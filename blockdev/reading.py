@@ -12,7 +12,7 @@ from blockdev import layout
 from blockdev.errors import ChecksumError, Raced
 from blockdev.media import Media, PageBuffers, padded
 from blockdev.publication import extent_length
-from blockdev.types import Descriptor, ExtentRef, ObjectId, SlotClass, Stamp
+from blockdev.types import HOLE, Descriptor, ExtentRef, ObjectId, Stamp
 
 
 @dataclass(slots=True)
@@ -63,9 +63,14 @@ class Reader:
     async def _read_indexes(self, head: Descriptor) -> tuple[ExtentRef, ...]:
         total = -(-head.size // self._extent_size)
         found: list[ExtentRef] = []
+        slot_class = layout.index_class(total)
         for ref in head.extents:
-            length = min(layout.EXTENTS_PER_INDEX, total - len(found)) * layout.EXTENT_ENTRY_SIZE
-            with self._buffers.take(padded(SlotClass.KIB64.payload_size)) as buffer:
+            count = min(layout.entries_per_index(slot_class), total - len(found))
+            if ref.is_hole:
+                found += [HOLE] * count
+                continue
+            length = count * layout.EXTENT_ENTRY_SIZE
+            with self._buffers.take(slot_class.payload_size) as buffer:
                 await self._read_verified(head, ref, length, buffer)
                 found += layout.unpack_extents(buffer[:length])
         return tuple(found)

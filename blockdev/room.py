@@ -182,6 +182,8 @@ class Room:
 
     async def _format_unused(self, slot_class: SlotClass) -> bool:
         async with self._formatting:
+            if self._space.has_free(slot_class):
+                return True  # given back, or formatted by somebody else, while we waited
             devices = self._space.lacking_devices(slot_class)
             regions = [
                 self._space.unused_region(slot_class) for _ in devices

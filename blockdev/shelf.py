@@ -18,6 +18,9 @@ class Shelf:
         self._regions: dict[DeviceNo, deque[Region]] = {}
         self._shelved: set[RegionId] = set()
 
+    def __bool__(self) -> bool:
+        return bool(self._devices)
+
     def has_device(self, device: DeviceNo) -> bool:
         """Whether a region of this device has a free slot."""
         return device in self._regions

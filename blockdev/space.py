@@ -110,6 +110,10 @@ class Space:
         device = DeviceNo(-max(ranks)[2])
         return RegionId(device, heappop(self._unused[device]))
 
+    def has_free(self, slot_class: SlotClass) -> bool:
+        """Whether `take` would find a slot."""
+        return bool(self._shelves[slot_class])
+
     def lacking_devices(self, slot_class: SlotClass) -> list[DeviceNo]:
         """Devices with unused regions but without a free slot of the class: takes are not striped over them."""
         shelf = self._shelves[slot_class]

@@ -21,9 +21,9 @@ from blockdev.layout.descriptor import (
 )
 from blockdev.layout.extents import (
     EXTENT_ENTRY_SIZE,
-    EXTENTS_PER_INDEX,
-    INDEX_CLASS,
     SLOT_REF_SIZE,
+    entries_per_index,
+    index_class,
     pack_extents,
     unpack_extents,
 )
@@ -61,9 +61,7 @@ __all__ = [
     "DESCRIPTOR_VERSION",
     "DEVICES_MAX",
     "DOMAIN_MAX",
-    "EXTENTS_PER_INDEX",
     "EXTENT_ENTRY_SIZE",
-    "INDEX_CLASS",
     "INLINE_MAX",
     "PAIR",
     "POOL_NAME_MAX",
@@ -85,6 +83,8 @@ __all__ = [
     "encode_descriptor",
     "encode_region_header",
     "encode_superblock",
+    "entries_per_index",
+    "index_class",
     "max_extents",
     "max_inline",
     "pack_descriptor",

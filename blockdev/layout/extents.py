@@ -10,7 +10,9 @@ Slot reference, 20 bytes:                       Extent, 28 bytes: the same, then
     12      u64   generation of the slot's use
 
 The payload of an index slot is nothing but extents one after the other, in the order of the object. It needs
-no frame of its own: the head records its xxh3.
+no frame of its own: the head records its xxh3. An index slot all of whose extents are holes is not stored: the head has
+a hole in its place. The number of extents alone says which class the index slots of an object have, so that nothing
+else need be known to find an extent.
 """
 
 from __future__ import annotations
@@ -27,10 +29,19 @@ _EXTENT = struct.Struct("<H2xIIQQ")
 
 SLOT_REF_SIZE = _SLOT.size
 EXTENT_ENTRY_SIZE = _EXTENT.size
-INDEX_CLASS = SlotClass.KIB64
-"""The class whose slots hold lists of extents."""
-EXTENTS_PER_INDEX = INDEX_CLASS.payload_size // EXTENT_ENTRY_SIZE
-"""Extents that one index slot lists."""
+_SMALL_INDEXES_MAX = 16
+"""Index slots of 64 KiB that an object has at most; one with more extents has slots of 512 KiB."""
+
+
+def index_class(extents: int) -> SlotClass:
+    """The class of the index slots of an object with so many extents, holes included."""
+    small = extents <= _SMALL_INDEXES_MAX * entries_per_index(SlotClass.KIB64)
+    return SlotClass.KIB64 if small else SlotClass.KIB512
+
+
+def entries_per_index(slot_class: SlotClass) -> int:
+    """Extents that one index slot of this class lists."""
+    return slot_class.payload_size // EXTENT_ENTRY_SIZE
 
 
 def pack_extents(extents: Iterable[ExtentRef]) -> bytes:

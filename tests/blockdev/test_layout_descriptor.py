@@ -25,6 +25,7 @@ from blockdev.types import (
     ExtentRef,
     Kind,
     SlotAddress,
+    SlotClass,
     SlotRef,
 )
 from tests.blockdev.records import damage, damaged, descriptors, extents, slot_refs
@@ -80,8 +81,14 @@ class TestRoundTrip:
         assert layout.unpack_extents(memoryview(packed)) == tuple(listed)
 
     def test_extents_fill_an_index_slot(self):
-        size = layout.INDEX_CLASS.payload_size
-        assert 0 <= size - layout.EXTENTS_PER_INDEX * layout.EXTENT_ENTRY_SIZE < layout.EXTENT_ENTRY_SIZE
+        for slot_class in (SlotClass.KIB64, SlotClass.KIB512):
+            used = layout.entries_per_index(slot_class) * layout.EXTENT_ENTRY_SIZE
+            assert 0 <= slot_class.payload_size - used < layout.EXTENT_ENTRY_SIZE
+
+    def test_small_index_slots_serve_all_but_the_largest_objects(self):
+        most = 16 * layout.entries_per_index(SlotClass.KIB64)
+        assert layout.index_class(97) is layout.index_class(most) is SlotClass.KIB64
+        assert layout.index_class(most + 1) is SlotClass.KIB512
 
     def test_part_of_an_extent(self):
         with pytest.raises(FormatError):
