@@ -315,6 +315,7 @@ class Recovery:
                 self._space.claim(record.ref, record.object_id, record.sequence)
             done = await self._room.invalidate([record.ref])
             stopped = stopped or (named and not done)
+        await self._room.flush_freed()  # what replaced it may leave before the next flush
 
     # ── 4. space and policy ──────────────────────────────────────────────────────────────────────────────
 

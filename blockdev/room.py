@@ -142,10 +142,11 @@ class Room:
         )
 
     async def _reap(self) -> bool:
-        await self._flush_freed()
+        await self.flush_freed()
         return bool(self._space.reap(trio.current_time(), self._is_held))
 
-    async def _flush_freed(self) -> None:
+    async def flush_freed(self) -> None:
+        """With `durability: flush`, make the invalidations so far durable. :raises Unavailable, DeviceError:"""
         batch = set(self._unflushed)
         await self._media.flush({a.device for a in batch if self._media.available(a.device)})
         self._unflushed -= batch
@@ -322,7 +323,7 @@ class Room:
         """Whether this use of a slot is over on media, as durably as publications are."""
         try:
             if ref.address in self._unflushed:
-                await self._flush_freed()
+                await self.flush_freed()
             record = await self._media.read_descriptor(ref.address)
         except (DeviceError, Unavailable):
             return False
