@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import stat
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from blockdev.errors import RecordTooLarge
 from blockdev.types import Descriptor
@@ -101,13 +101,20 @@ class Metadata:
         async with AsyncExitStack() as stack:
             if draft is not None:
                 await stack.enter_async_context(draft.lock)
-            record = self._volume.pool.lookup(*inode.place)
-            if inode.gone or record is None or inode.record is None or not same_content(record, inode.record):
-                raise refused(errno.ESTALE)  # by name, the kernel looks again
-            record = await self._volume.pool.update(record, **wanted)
-            self._volume.inodes.renew(record)
-            if draft is not None and draft.base is not None and same_content(draft.base, record):
-                self._share(draft, record, wanted)
+            record = None if inode.gone else self._volume.pool.lookup(*inode.place)
+            if record is not None and inode.record is not None and record.kind is inode.record.kind:
+                # Of a file that was written to meanwhile, the version of now is meant.
+                record = await self._volume.pool.update(record, **wanted)
+                self._volume.inodes.renew(record)
+                if draft is not None and draft.base is not None and same_content(draft.base, record):
+                    self._share(draft, record, wanted)
+            elif not inode.gone and not self._is_open(inode):
+                raise refused(errno.ENOENT)
+        if inode.record is not None and (record is None or not same_content(record, inode.record)):
+            inode.record = replace(inode.record, **wanted)  # for those who have the old version open
+
+    def _is_open(self, inode: Inode) -> bool:
+        return inode.record is not None and self._volume.versions.is_open(inode.record.object_id)
 
     def _share(self, draft: Draft, record: Descriptor, wanted: Attributes) -> None:
         """Who writes to a file meanwhile publishes it with its new attributes too."""

@@ -104,9 +104,9 @@ class Mount:
                 read_ahead=options.read_ahead,
             ),
         )
-        self.operations = Operations(
-            self.volume, self.tree, self.files, Metadata(self.volume, root), Attributes(self.volume, root)
-        )
+        self.metadata = Metadata(self.volume, root)
+        attributes = Attributes(self.volume, root)
+        self.operations = Operations(self.volume, self.tree, self.files, self.metadata, attributes)
 
     def statistics(self) -> MountStatistics:
         """A frozen snapshot."""

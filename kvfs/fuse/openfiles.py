@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 
 from blockdev.errors import BlockError
-from blockdev.types import Kind
+from blockdev.types import Descriptor, Kind
 from kvfs.errors import FramesError
 from kvfs.fuse.drafts import Draft
 from kvfs.fuse.inodes import Inode
@@ -114,16 +114,17 @@ class OpenFiles:
         return await self._open_beside(inode, caller)
 
     async def _open_beside(self, inode: Inode, caller: Caller) -> Handle:
-        """Open a published inode for writing that cannot be reached by name: the bytes are a draft's all the same."""
+        """Open for writing what the kernel cannot be led to by name: the bytes are a draft's all the same."""
         record = inode.record
-        if record is None or (inode.gone and not self._volume.versions.is_open(record.object_id)):
-            raise refused(errno.ENOENT)
-        if not inode.gone and (found := await self._tree.writable(*inode.place, caller)) and found.draft:
-            beside, draft = found, found.draft
-        else:
+        if inode.gone and record is not None and self._volume.versions.is_open(record.object_id):
             draft = await self._tree.draft_of(record, caller)
             draft.linked = False
             beside = self._volume.inodes.of_draft(draft)
+        else:
+            found = await self._tree.writable(*inode.place, caller)
+            if found is None or found.draft is None:
+                raise refused(errno.ENOENT)
+            beside, draft = found, found.draft
         handle = self._open_draft(beside, draft, writes=True)
         handle.uncached = True
         return handle
@@ -134,8 +135,8 @@ class OpenFiles:
             return self._open_draft(inode, draft, writes=False)
         if not retried and not self._is_current(inode):
             raise self._volume.send_back(inode, caller, writing=False)
-        record = draft.base if draft is not None else inode.record
-        if record is None or not (self._is_current(inode) or self._volume.versions.is_open(record.object_id)):
+        record, uncached = self._version_to_read(inode)
+        if record is None:
             raise refused(errno.ENOENT)
         try:
             reader = await self._readers.open(record)
@@ -146,7 +147,19 @@ class OpenFiles:
                 # Sent back, the kernel finds out that the name is gone before open(2) returns.
                 raise self._volume.send_back(inode, caller, writing=False) from error
             raise refused(errno.ENOENT) from error
-        return self._add(inode, reader=reader, uncached=draft is not None)
+        return self._add(inode, reader=reader, uncached=uncached)
+
+    def _version_to_read(self, inode: Inode) -> tuple[Descriptor | None, bool]:
+        """What an open of the inode gets that is not sent back, and whether that is not the inode's own version."""
+        if inode.draft is not None:
+            return inode.draft.base, True
+        record = inode.record
+        if record is not None and (
+            self._is_current(inode) or self._volume.versions.is_open(record.object_id)
+        ):
+            return record, False
+        record = self._volume.pool.lookup(*inode.place)  # replaced again while the kernel looked
+        return (record, True) if record is not None and record.kind is Kind.HEAD else (None, False)
 
     def _is_current(self, inode: Inode) -> bool:
         """Whether the inode is the version to open: its name's, or one that lost its name and is open elsewhere."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from kvfs.fuse.inodes import Place
 
@@ -25,9 +25,12 @@ _LASTING = 5.0
 _FOREIGN = 0
 
 
-class _Retry(NamedTuple):
+@dataclass(slots=True)
+class _Retry:
     writing: bool
     until: float
+    missed: bool = False
+    """One look-up found nothing."""
 
 
 class Retries:
@@ -53,8 +56,17 @@ class Retries:
         retry = self._pending.get(_key(thread, place))
         return retry is not None and retry.writing and retry.until >= self._clock()
 
+    def missed(self, thread: int, place: Place) -> None:
+        """The thread learns that there is no such name: the second time, its open fails."""
+        key = _key(thread, place)
+        retry = self._pending.get(key)
+        if retry is not None and retry.missed:
+            del self._pending[key]
+        elif retry is not None:
+            retry.missed = True
+
     def take(self, thread: int, place: Place) -> bool:
-        """The thread opens a file, or learns that there is none; whether that ends a retry."""
+        """The thread opens a file; whether that ends a retry."""
         retry = self._pending.pop(_key(thread, place), None)
         return retry is not None and retry.until >= self._clock()
 

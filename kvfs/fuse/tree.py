@@ -33,7 +33,7 @@ class Tree:
         else:
             found = volume.current(*place)
         if found is None:
-            volume.retries.take(caller.thread, place)  # the open that looked it up fails
+            volume.retries.missed(caller.thread, place)
         return found
 
     async def writable(self, directory: DirectoryId, name: bytes, caller: Caller) -> Inode | None:

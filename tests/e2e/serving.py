@@ -25,8 +25,8 @@ from kvfs.frames import Arena, open_frames
 from kvfs.fuse.mount import Mount, MountOptions, serve
 
 DOMAIN = "local:test"
-STUCK_AFTER = 60.0
-"""Seconds after which a mount is killed: whoever hangs in it gets an error, and pytest its thread back."""
+STUCK_AFTER = 100.0
+"""Seconds; less than pytest gives a test."""
 EXTENT = 2 * MIB
 
 
@@ -67,10 +67,12 @@ class Served:
 
 
 @contextmanager
-def served(folder: Path, setup: Setup = Setup()) -> Iterator[Served]:
+def served(folder: Path, setup: Setup = Setup(), stuck_after: float = STUCK_AFTER) -> Iterator[Served]:
     """A mount for the length of the block; nothing is left of it, and it had nothing to complain of.
 
     The same folder again: the same pool again.
+
+    :param stuck_after: seconds after which the mount is killed, so that who hangs in it gets an error
     """
     path = folder / "mnt"
     with suppress(OSError):  # there is a dead mount
@@ -82,7 +84,7 @@ def served(folder: Path, setup: Setup = Setup()) -> Iterator[Served]:
             stdout=subprocess.PIPE, stderr=stderr, text=True, cwd=Path(__file__).parents[2],
         )  # fmt: skip
         mount = Served(path, process)
-        watchdog = threading.Timer(STUCK_AFTER, process.kill)
+        watchdog = threading.Timer(stuck_after, process.kill)
         watchdog.daemon = True
         watchdog.start()
         try:

@@ -159,6 +159,16 @@ def test_foreign_threads_are_told_apart_by_name():
     assert retries.take(0, F)
 
 
+def test_a_retry_ends_when_its_name_is_missed_twice():
+    retries = Retries(_Clock())
+    retries.missed(7, F)
+    retries.expect(7, F, writing=True)
+    retries.missed(7, F)
+    assert retries.is_writing(7, F)
+    retries.missed(7, F)
+    assert not retries.take(7, F)
+
+
 def test_a_retry_does_not_last():
     clock = _Clock()
     retries = Retries(clock)
