@@ -1,9 +1,14 @@
 """Tells the kernel what to forget, from a thread of its own.
 
-A notification can block inside the kernel for as long as a request about the same directory waits for its answer. So
-nothing that answers requests ever waits for one: it leaves a note here. The notes are bounded and each is kept once;
-what does not fit is counted and dropped, which costs at most that the kernel believes an old name for a while. Data
-are never wrong for it, because an open checks what it opens.
+What it forgets is an inode's attributes: whoever names the file next makes the kernel ask, and is told that it is not
+there. The name itself could be forgotten too, but for that the kernel takes the directory's lock, which a rename or
+create holds while it waits for our answer. If we are killed at that moment, our thread waits in the kernel for the
+client, the client for us, and /dev/fuse is not closed until our last thread is gone: both are stuck for good (seen).
+Forgetting attributes takes no such lock.
+
+Even so nothing that answers requests waits for it: it leaves a note here. The notes are bounded and each is kept once;
+what does not fit is counted and dropped, which costs at most that the kernel believes in a file for a while. Data are
+never wrong for it, because an open checks what it opens.
 """
 
 from __future__ import annotations
@@ -27,25 +32,27 @@ class NotifyStatistics:
     queued: int
     sent: int
     unknown: int
-    """The kernel did not know the name."""
+    """The kernel did not know the inode."""
     failed: int
     dropped: int
     """Did not fit the queue."""
 
 
-class Notifier:
-    """A bounded queue of names for the kernel to forget, and the thread that empties it.
+def _forget_attributes(inode: int) -> None:
+    pyfuse3.invalidate_inode(pyfuse3.InodeT(inode), attr_only=True)
 
-    :param limit: most names that wait
+
+class Notifier:
+    """A bounded queue of inodes whose attributes the kernel is to forget, and the thread that empties it.
+
+    :param limit: most inodes that wait
     :param send: tells the kernel; raises OSError
     """
 
-    def __init__(
-        self, limit: int = 65536, send: Callable[[int, bytes], None] = pyfuse3.invalidate_entry
-    ) -> None:
+    def __init__(self, limit: int = 65536, send: Callable[[int], None] = _forget_attributes) -> None:
         self._limit = limit
         self._send = send
-        self._waiting: OrderedDict[tuple[int, bytes], None] = OrderedDict()
+        self._waiting: OrderedDict[int, None] = OrderedDict()
         self._condition = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="kvfs-notify", daemon=True)
@@ -54,15 +61,15 @@ class Notifier:
     def start(self) -> None:
         self._thread.start()
 
-    def entry(self, parent: int, name: bytes) -> None:
-        """Have the kernel forget a name in a directory. Never waits."""
+    def attributes(self, inode: int) -> None:
+        """Have the kernel ask again about an inode. Never waits."""
         with self._condition:
-            if self._closing or (parent, name) in self._waiting:
+            if self._closing or inode in self._waiting:
                 return
             if len(self._waiting) >= self._limit:
                 self._dropped += 1
                 return
-            self._waiting[parent, name] = None
+            self._waiting[inode] = None
             self._condition.notify()
 
     def close(self) -> None:
@@ -83,7 +90,7 @@ class Notifier:
     def _run(self) -> None:
         while (note := self._next()) is not None:
             try:
-                self._send(*note)
+                self._send(note)
             except FileNotFoundError:
                 self._unknown += 1
             except OSError as error:
@@ -92,7 +99,7 @@ class Notifier:
             else:
                 self._sent += 1
 
-    def _next(self) -> tuple[int, bytes] | None:
+    def _next(self) -> int | None:
         with self._condition:
             self._condition.wait_for(lambda: self._waiting or self._closing)
             return None if self._closing else self._waiting.popitem(last=False)[0]

@@ -142,7 +142,7 @@ class OpenFiles:
             reader = await self._readers.open(record)
         except (BlockError, FramesError) as error:
             log.info("%r cannot be read: %s", record.name, error)
-            self._volume.invalidate(record.directory, record.name)
+            self._volume.expire(record)
             if not retried and not self._is_current(inode):
                 # Sent back, the kernel finds out that the name is gone before open(2) returns.
                 raise self._volume.send_back(inode, caller, writing=False) from error
@@ -239,10 +239,8 @@ class OpenFiles:
             await self.publish(handle.draft)
 
     async def publish(self, draft: Draft) -> None:
-        """Publish a draft if it changed, and have the kernel see it under its name."""
-        had_version = draft.base is not None
-        if await draft.publish() and had_version:
-            self._volume.invalidate(draft.directory, draft.name)
+        """Publish a draft if it changed. The kernel asks each time for the names of files with drafts."""
+        await draft.publish()
 
     async def release(self, number: int) -> None:
         """The last descriptor of an open file, and the last mapping of it, are gone."""

@@ -128,7 +128,10 @@ class Operations(pyfuse3.Operations):
 
     @answers
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
-        return self._attributes.of(self._volume.inode(inode))
+        found = self._volume.inode(inode)
+        if self._volume.is_missing(found):
+            raise refused(errno.ENOENT)
+        return self._attributes.of(found)
 
     @answers
     async def setattr(

@@ -271,7 +271,7 @@ class Tree:
             inode.draft = None
             volume.inodes.bind(inode, None if failed else draft.base)
             if failed:
-                volume.invalidate(draft.directory, draft.name)
+                volume.invalidator.attributes(inode.number)
         if not draft.handles:
             inode.draft = None
             draft.close()

@@ -27,8 +27,8 @@ class Caller(NamedTuple):
 class Invalidator(Protocol):
     """Tells the kernel what to forget; never waits."""
 
-    def entry(self, parent: int, name: bytes) -> None:
-        """Whatever the kernel knows about a name in a directory is not true any more."""
+    def attributes(self, inode: int) -> None:
+        """Whatever the kernel knows about an inode is not true any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,11 @@ class Volume:
         record = self.pool.lookup(directory, name)
         return self.inodes.of_record(record) if record is not None else None
 
-    def invalidate(self, directory: DirectoryId, name: bytes) -> None:
-        """Have the kernel look a name up again, if it may know it."""
-        parent = self.inodes.of_directory(directory)
-        if parent is not None:
-            self.invalidator.entry(parent.number, name)
+    def is_missing(self, inode: Inode) -> bool:
+        """Whether a file that nobody has open has left the pool under the kernel's eyes."""
+        if inode.is_directory or inode.handles or inode.gone or inode.draft is not None:
+            return False
+        return self.pool.lookup(*inode.place) is None
 
     def send_back(self, inode: Inode, caller: Caller, *, writing: bool) -> OSError:
         """The error that makes the kernel look the inode's name up again, which then finds what it should."""
@@ -85,7 +85,12 @@ class Volume:
     def gone(self, record: Descriptor) -> None:
         """An object left the pool without being asked to."""
         self.versions.forget(record.object_id)
-        self.invalidate(record.directory, record.name)
+        self.expire(record)
+
+    def expire(self, record: Descriptor) -> None:
+        """Have the kernel ask again about an object, if it may know it."""
+        for inode in self.inodes.versions(record.object_id):
+            self.invalidator.attributes(inode.number)
 
 
 def refused(number: int) -> OSError:

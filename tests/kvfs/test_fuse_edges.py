@@ -79,21 +79,24 @@ async def test_an_answer_passes_unchanged():
 # notifications
 
 
+FINE, UNKNOWN, BAD, TOO_MANY = 10, 11, 12, 14
+
+
 class _Kernel:
     """Takes notifications, when it is let."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[int, bytes]] = []
+        self.told: list[int] = []
         self.first = threading.Event()
         self.go_on = threading.Event()
 
-    def __call__(self, parent: int, name: bytes) -> None:
-        self.told.append((parent, name))
+    def __call__(self, inode: int) -> None:
+        self.told.append(inode)
         self.first.set()
         assert self.go_on.wait(30)
-        if name == b"unknown":
+        if inode == UNKNOWN:
             raise FileNotFoundError
-        if name == b"bad":
+        if inode == BAD:
             raise OSError(errno.EIO, "bad")
 
 
@@ -101,17 +104,17 @@ def test_notifications_are_kept_once_and_bounded():
     kernel = _Kernel()
     notifier = Notifier(3, kernel)
     notifier.start()
-    notifier.entry(1, b"a")
+    notifier.attributes(FINE)
     assert kernel.first.wait(30)
-    for name in (b"unknown", b"bad", b"bad", b"c", b"too many"):
-        notifier.entry(1, name)
+    for inode in (UNKNOWN, BAD, BAD, 13, TOO_MANY):
+        notifier.attributes(inode)
     statistics = notifier.statistics()
     assert (statistics.queued, statistics.dropped) == (3, 1)
     kernel.go_on.set()
     while notifier.statistics().queued:
         kernel.first.wait(0.01)
     notifier.close()
-    assert kernel.told == [(1, b"a"), (1, b"unknown"), (1, b"bad"), (1, b"c")]
+    assert kernel.told == [FINE, UNKNOWN, BAD, 13]
     statistics = notifier.statistics()
     assert (statistics.sent, statistics.unknown, statistics.failed) == (2, 1, 1)
 
@@ -119,7 +122,7 @@ def test_notifications_are_kept_once_and_bounded():
 def test_a_closed_notifier_takes_nothing():
     notifier = Notifier(3, _Kernel())
     notifier.close()
-    notifier.entry(1, b"a")
+    notifier.attributes(FINE)
     assert notifier.statistics().queued == 0
 
 
