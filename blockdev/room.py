@@ -298,6 +298,7 @@ class Room:
         return every
 
     async def _invalidate_one(self, ref: SlotRef, held: Callable[[], bool] | None) -> bool:
+        self._mark(ref.address)  # also when it fails: then the media say other than the catalogue
         try:
             epoch, sequence = await self.place(ref)
             generation = Generation(ref.generation + 1)
