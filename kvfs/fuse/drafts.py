@@ -8,7 +8,8 @@ to fresh slots. A draft whose write failed is poisoned: it is never published ag
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import trio
@@ -74,6 +75,7 @@ class Draft:
     :ivar linked: whether it has that name; a draft without one is never published
     :ivar is_closing: its last writer is gone; what that one left is being published
     :ivar lock: held while bytes or name change, or the draft is published
+    :ivar on_idle: called when who held it and had it not open has let it go
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class Draft:
         self.writers = 0
         self.handles = 0
         self.lock = trio.Lock()
+        self.on_idle: Callable[[], None] = _nothing
         self.content = DraftContent(services.pool.extent_size)
         self._services = services
         self._writer = writer
@@ -129,6 +132,15 @@ class Draft:
         """:raises Exception: what poisoned the draft"""
         if self.content.error is not None:
             raise self.content.error
+
+    @asynccontextmanager
+    async def hold(self) -> AsyncIterator[None]:
+        """Keep it as it is; for those who do not have it open. The kernel may forget it meanwhile."""
+        try:
+            async with self.lock:
+                yield
+        finally:
+            self.on_idle()
 
     # --- what it goes on from
 
@@ -380,3 +392,7 @@ class Draft:
         if self.content.base is not None:
             self._services.versions.unpin(self.content.base)
             self.content.base = None
+
+
+def _nothing() -> None:
+    """Nobody asked to be told."""

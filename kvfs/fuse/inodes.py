@@ -130,20 +130,16 @@ class InodeTable:
             self._by_object.setdefault(record.object_id, []).append(inode)
 
     def forget(self, number: int, lookups: int) -> Inode | None:
-        """The kernel dropped `lookups` references; returns the inode if it went with them."""
+        """The kernel dropped `lookups` references; returns the inode."""
         inode = self._by_number.get(number)
-        if inode is None or inode.is_root:
-            return None
-        inode.lookups -= lookups
-        return inode if self.drop_unused(inode) else None
+        if inode is not None:
+            inode.lookups -= lookups
+        return inode
 
-    def drop_unused(self, inode: Inode) -> bool:
-        """Remove an inode that neither the kernel nor an open file knows; whether it was."""
-        if inode.lookups > 0 or inode.handles > 0 or inode.is_root or inode.number not in self._by_number:
-            return False
-        del self._by_number[inode.number]
+    def drop(self, inode: Inode) -> None:
+        """Remove an inode that neither the kernel nor an open file knows."""
+        self._by_number.pop(inode.number, None)
         self._unindex(inode)
-        return True
 
     def _new(self, place: Place) -> Inode:
         self._last += 1

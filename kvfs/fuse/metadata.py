@@ -52,7 +52,7 @@ class Metadata:
 
     async def _apply(self, inode: Inode, wanted: Attributes) -> None:
         while (draft := inode.draft) is not None:
-            async with draft.lock:  # a publication under way takes all attributes or none
+            async with draft.hold():  # a publication under way takes all attributes or none
                 if inode.draft is draft:
                     self._change_draft(draft, wanted)
                     return
@@ -100,7 +100,7 @@ class Metadata:
         draft = over.draft if over is not None else None
         async with AsyncExitStack() as stack:
             if draft is not None:
-                await stack.enter_async_context(draft.lock)
+                await stack.enter_async_context(draft.hold())
             record = None if inode.gone else self._volume.pool.lookup(*inode.place)
             if record is not None and inode.record is not None and record.kind is inode.record.kind:
                 # Of a file that was written to meanwhile, the version of now is meant.

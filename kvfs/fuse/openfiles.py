@@ -92,7 +92,7 @@ class OpenFiles:
         """Who opens a file after all others closed it finds all that they stored, through mappings too."""
         over = self._volume.overlay.get(*inode.place)
         if over is not None and over.draft is not None and over.draft.is_closing:
-            async with over.draft.lock:
+            async with over.draft.hold():
                 pass
 
     async def _truncated(self, handle: Handle, flags: int) -> Handle:
@@ -253,7 +253,7 @@ class OpenFiles:
         if handle.draft is not None:
             await self._release_draft(inode, handle.draft, writes=handle.writes)
         inode.handles -= 1
-        self._volume.inodes.drop_unused(inode)
+        self._tree.drop_if_unused(inode)
 
     async def _release_draft(self, inode: Inode, draft: Draft, *, writes: bool) -> None:
         # No checkpoint when there is nothing to publish: the kernel's next request must find the file closed.

@@ -240,7 +240,7 @@ class Operations(pyfuse3.Operations):
             name, inode = found
             entry = self._attributes.of(inode)
             if not pyfuse3.readdir_reply(token, FileNameT(name), entry, listing.position + 1):
-                self._volume.inodes.drop_unused(inode)
+                self._tree.drop_if_unused(inode)
                 return
             if name not in DOTS:
                 inode.lookups += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import logging
 import stat
 from contextlib import AsyncExitStack
@@ -74,6 +75,7 @@ class Tree:
 
     def _enter(self, draft: Draft) -> Inode:
         inode = self._volume.inodes.of_draft(draft)
+        draft.on_idle = functools.partial(self.drop_if_unused, inode)
         self._volume.overlay.set(draft.directory, draft.name, inode)
         return inode
 
@@ -182,17 +184,11 @@ class Tree:
             inode = self._volume.overlay.get(directory, name)
             if inode is None or inode.draft is None:
                 return None
-            draft = inode.draft
-            await draft.lock.acquire()
-            if self._volume.overlay.get(directory, name) is inode:
-                stack.callback(self._unlock, inode, draft)
-                return inode
-            self._unlock(inode, draft)
-
-    def _unlock(self, inode: Inode, draft: Draft) -> None:
-        draft.lock.release()
-        if inode.draft is draft:
-            self._end_if_forgotten(inode)
+            async with AsyncExitStack() as own:
+                await own.enter_async_context(inode.draft.hold())
+                if self._volume.overlay.get(directory, name) is inode:
+                    await stack.enter_async_context(own.pop_all())
+                    return inode
 
     # --- moving
 
@@ -280,16 +276,17 @@ class Tree:
         """The kernel dropped references to an inode."""
         inode = self._volume.inodes.forget(number, lookups)
         if inode is not None:
-            self._end_if_forgotten(inode)
+            self.drop_if_unused(inode)
 
-    def _end_if_forgotten(self, inode: Inode) -> None:
-        """A draft that nobody opened in the end."""
-        draft = inode.draft
-        if draft is None or draft.handles or draft.lock.locked():
+    def drop_if_unused(self, inode: Inode) -> None:
+        """Remove an inode that neither the kernel nor an open file knows any more."""
+        if inode.lookups > 0 or inode.handles > 0 or inode.is_root:
             return
-        if self._volume.inodes.get(inode.number) is not inode:
+        if inode.draft is not None:  # one that nobody opened in the end
+            if inode.draft.lock.locked():
+                return  # until that is done: `Draft.on_idle`
             self.end_draft(inode)
-            self._volume.inodes.drop_unused(inode)
+        self._volume.inodes.drop(inode)
 
     async def publish_all(self) -> None:
         """The mount ends: publish what is being written, as far as it goes."""

@@ -180,7 +180,7 @@ class Worker:
     """One of many who use the same few names."""
 
     rewriting = threading.Lock()
-    """Two who write to one file at a time make a mixture, as anywhere."""
+    """Two who write to one file at a time make a mixture, as anywhere, and moving it publishes what has arrived."""
 
     def __init__(self, folder: Path, number: int) -> None:
         self.folder = folder
@@ -225,7 +225,8 @@ class Worker:
         self._any().unlink()
 
     def rename(self) -> None:
-        self._any().rename(self._any())
+        with self.rewriting:
+            self._any().rename(self._any())
 
     def list(self) -> None:
         for path in self.folder.iterdir():

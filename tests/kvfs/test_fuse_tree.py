@@ -249,6 +249,24 @@ async def _rename(k: Kernel, old: bytes, new: bytes) -> None:
     await k.tree.rename((k.root, old), (k.root, new), replace=True, caller=B)
 
 
+async def test_an_idle_draft_forgotten_while_its_attributes_change():
+    async with kernel() as k:
+        first = await k.store(b"f", b"1")
+        with fails(errno.ESTALE):
+            await k.files.open(first, WRITE, A)
+        draft = await k.found(b"f", A)
+        assert draft.draft is not None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(k.metadata.change, first, Changes(mode=0o640))
+            await until(draft.draft.lock.locked)
+            k.tree.forgot(draft.number, 1)
+            assert await k.found(b"f", A) is draft  # the second of two look-ups, overtaken by the forgetting
+        assert k.volume.inodes.get(draft.number) is draft
+        k.tree.forgot(draft.number, 1)
+        assert k.volume.inodes.get(draft.number) is None
+        assert not k.pool.pins
+
+
 async def test_two_threads_that_want_to_write_share_a_draft():
     async with kernel() as k:
         first = await k.store(b"f", b"1234")
