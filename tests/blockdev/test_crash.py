@@ -12,7 +12,7 @@ import trio.testing
 
 from tests.blockdev.crash_model import CrashModel
 
-BATCH = 50
+BATCH = 20
 
 
 def run(seed: int, folder: Path) -> None:
