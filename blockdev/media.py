@@ -15,7 +15,7 @@ import trio
 
 from blockdev import layout
 from blockdev.device import Device
-from blockdev.errors import DeviceError, DeviceLost, Unavailable
+from blockdev.errors import DeviceError, DeviceLost, DeviceTimeout, Unavailable
 from blockdev.memory import page_buffer
 from blockdev.region import FORMATTED_SEQUENCE
 from blockdev.tasks import for_each
@@ -25,6 +25,7 @@ from blockdev.types import (
     Descriptor,
     DeviceNo,
     Epoch,
+    ExtentRef,
     Generation,
     Kind,
     RegionHeader,
@@ -79,8 +80,10 @@ class Attached:
     superblock: Superblock
     geometry: layout.DeviceGeometry
     headers: dict[RegionNo, RegionHeader] = field(default_factory=dict)
-    """Regions whose header is damaged on both pages are absent."""
+    """Regions whose header is damaged on both pages, or that could not be read, are absent."""
     lost: bool = False
+    late: set[RegionNo] = field(default_factory=set)
+    """Regions that a write or discard which was given up may still change."""
     flush_lock: trio.Lock = field(default_factory=trio.Lock)
     flush_asked: int = 0
     flush_done: int = 0
@@ -112,15 +115,25 @@ class Media:
         attached = self.devices.get(region.device)
         return attached.headers.get(region.region) if attached is not None else None
 
+    def reaches(self, place: SlotAddress | SlotRef | ExtentRef | RegionId) -> bool:
+        """Whether this is on a device and in a region that can be read."""
+        attached = self.devices.get(place.device)
+        return attached is not None and not attached.lost and place.region in attached.headers
+
     def reachable(self, record: Descriptor) -> bool:
-        """Whether every slot that the record lists is on a device and in a region that can be read."""
-        return self._reachable(record.address) and all(
-            self._reachable(extent.address) for extent in record.extents if not extent.is_hole
+        """Whether every slot that the record itself lists can be read; of an indexed one, its index slots."""
+        return self.reaches(record.address) and all(
+            self.reaches(extent) for extent in record.extents if not extent.is_hole
         )
 
-    def _reachable(self, address: SlotAddress) -> bool:
-        attached = self.devices.get(address.device)
-        return attached is not None and not attached.lost and address.region in attached.headers
+    def may_change(self, region: RegionId) -> bool:
+        """Whether a write that was given up may still land in a region: it keeps its geometry as long."""
+        attached = self.devices.get(region.device)
+        return attached is not None and region.region in attached.late
+
+    def give_up(self, region: RegionId) -> None:
+        """A region's descriptors cannot be read: what is in it is out of reach until the pool is opened again."""
+        self.devices[region.device].headers.pop(region.region, None)
 
     def mark_lost(self, device: DeviceNo) -> None:
         """Stop using a device: its objects become misses until the pool is opened again."""
@@ -155,8 +168,10 @@ class Media:
         return self._geometry[key]
 
     def classes(self, refs: Iterable[SlotRef]) -> frozenset[SlotClass]:
-        """The slot classes of these slots, on devices that were there when the pool was opened."""
-        return frozenset(self.devices[ref.device].headers[ref.region].slot_class for ref in refs)
+        """The slot classes of those of these slots that can be read."""
+        return frozenset(
+            self.devices[ref.device].headers[ref.region].slot_class for ref in refs if self.reaches(ref)
+        )
 
     def _attached(self, device: DeviceNo) -> Attached:
         attached = self.devices.get(device)
@@ -234,12 +249,18 @@ class Media:
         await self._write(attached, offset, data)
 
     async def discard_payload(self, address: SlotAddress) -> None:
-        """Tell the device that the payload is not needed; never touches descriptors. Errors are only logged."""
+        """Tell the device that the payload is not needed; never touches descriptors. Most errors are only logged.
+
+        :raises DeviceTimeout: it may yet happen
+        """
         try:
             size = self.header(RegionId(address.device, address.region)).slot_class.payload_size
             if size:
                 attached, offset = self._payload_offset(address)
-                await attached.device.discard(offset, size)
+                with self._noticing(attached, offset):
+                    await attached.device.discard(offset, size)
+        except DeviceTimeout:
+            raise
         except (Unavailable, DeviceError) as error:
             log.info("discard of %s failed: %s", address, error)
 
@@ -306,6 +327,19 @@ class Media:
         await for_each(map(RegionNo, range(attached.geometry.regions)), load, at_once=16)
         return sorted(damaged)
 
+    async def reload_header(self, region: RegionId) -> None:
+        """Read a region's header again: the process that writes to it may have formatted it. Damage changes nothing.
+
+        :raises Unavailable, DeviceError:
+        """
+        attached = self._attached(region.device)
+        with self._buffers.take(PAIR) as pair:
+            await self._read(attached, attached.geometry.region_offset(region.region), pair)
+            header = layout.pick_region_header(self.pool, pair, region.device, region.region)
+        known = attached.headers.get(region.region)
+        if header is not None and known is not None and header.sequence > known.sequence:
+            attached.headers[region.region] = header
+
     async def write_header(self, header: RegionHeader) -> None:
         """Write the page of a region's header pair that its sequence names. :raises Unavailable, DeviceError:"""
         attached = self._attached(header.device_no)
@@ -319,11 +353,15 @@ class Media:
         """Give a region a slot class, with every slot free.
 
         Order: a RETIRED header with a new epoch, so that no old descriptor is believed from here on; all descriptor
-        pairs; a flush; the ACTIVE header. A crash in between leaves a region that is simply formatted again.
+        pairs; a flush; the ACTIVE header. A crash in between leaves a region that is simply formatted again. The
+        ACTIVE header then takes both pages: with a RETIRED one beside it, damage to one page would empty the region.
 
         :raises Unavailable, DeviceError:
         """
         old = self.header(region)
+        attached = self._attached(region.device)
+        if attached.device.is_file and old.epoch == 0:
+            await self._write_through(attached, region, self.class_geometry(region.device, slot_class))
         epoch = Epoch(old.epoch + 1)
         retired = replace(
             old,
@@ -335,15 +373,14 @@ class Media:
             sequence=old.sequence + 1,
         )
         await self.write_header(retired)
-        attached = self._attached(region.device)
         await self.flush([region.device])
-        if attached.device.is_file and old.epoch == 0:
-            await self._write_through(attached, region, self.class_geometry(region.device, slot_class))
         await self._wipe_descriptors(attached, region, retired)
         await self.flush([region.device])
         active = replace(retired, state=RegionState.ACTIVE, sequence=retired.sequence + 1)
         await self.write_header(active)
         await self.flush([region.device])
+        active = replace(active, sequence=active.sequence + 1)
+        await self.write_header(active)
         return active
 
     async def _write_through(
@@ -391,10 +428,20 @@ class Media:
             raise
 
     async def _write(self, attached: Attached, offset: int, data: memoryview) -> None:
-        try:
+        with self._noticing(attached, offset):
             await attached.device.write_from(offset, data)
+
+    @contextmanager
+    def _noticing(self, attached: Attached, offset: int) -> Iterator[None]:
+        """Around what changes media at `offset`: notice the loss of the device, and what may change it later."""
+        try:
+            yield
         except DeviceLost:
             self.mark_lost(attached.superblock.device_no)
+            raise
+        except DeviceTimeout:
+            geometry = attached.geometry
+            attached.late.add(RegionNo((offset - geometry.data_offset) // geometry.region_size))
             raise
 
     async def aclose(self) -> None:

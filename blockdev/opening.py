@@ -15,7 +15,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from uuid import UUID
@@ -24,13 +24,16 @@ import trio
 
 from blockdev import layout
 from blockdev.catalog import Catalog, Trust
+from blockdev.debts import Debts
 from blockdev.device import Device
 from blockdev.errors import (
     BadSuperblock,
     BlockError,
+    DeviceError,
     DeviceMismatch,
     FormatError,
     NoSpace,
+    Unavailable,
     WrongDomain,
 )
 from blockdev.eviction import Lru, Policy
@@ -40,6 +43,7 @@ from blockdev.pool import Parts, Pool
 from blockdev.reading import Reader
 from blockdev.recovery import Contradiction, Recovered, Recovery, fill_space
 from blockdev.room import Room, RoomOptions
+from blockdev.sources import Sources
 from blockdev.space import Space
 from blockdev.tasks import background
 from blockdev.types import (
@@ -55,7 +59,7 @@ from blockdev.types import (
     SlotClass,
     Superblock,
 )
-from blockdev.versions import Debts, Sources, Versions
+from blockdev.versions import Versions
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +149,7 @@ async def create_pool(devices: Sequence[Device], options: CreateOptions) -> Supe
     """Make a pool of these devices, whatever they hold. Returns the first one's superblock.
 
     :raises NoSpace: a device is too small
-    :raises ValueError: no devices, too many, or no such extent size
+    :raises ValueError: no devices, too many, no such extent size, or regions that hold no extent
     :raises DeviceError:
     """
     if not 1 <= len(devices) <= layout.DEVICES_MAX:
@@ -154,6 +158,8 @@ async def create_pool(devices: Sequence[Device], options: CreateOptions) -> Supe
         raise ValueError(f"no extent size: {options.extent_class.name}")
     sizes = [device.size for device in devices]
     region_size = options.region_size or layout.default_region_size(sizes, options.extent_class)
+    if region_size % PAGE or not layout.RegionGeometry(region_size, options.extent_class).slots:
+        raise ValueError(f"a region of {region_size} bytes does not hold one extent, or is not whole pages")
     table = tuple(DeviceEntry(_new_uuid(), size) for size in sizes)
     first = Superblock(
         pool=_new_uuid(),
@@ -230,7 +236,7 @@ async def add_device(present: Sequence[Device], new: Device) -> Superblock:
     :raises FormatError, DeviceError:
     """
     attached = await _attach(present)
-    table = max((a.superblock.devices for a in attached), key=len)
+    table = _table(attached)
     if len(attached) != len(table):
         raise DeviceMismatch("a device can be added only while all others are there")
     if len(table) >= layout.DEVICES_MAX:
@@ -273,7 +279,10 @@ def _new_uuid() -> UUID:
 
 
 async def _attach(devices: Sequence[Device]) -> list[Attached]:
-    """:raises DeviceMismatch: of different pools, given twice, or smaller than recorded. :raises FormatError:"""
+    """
+    :raises DeviceMismatch: of different pools, given twice, smaller than recorded, or not of the pool any more
+    :raises FormatError, DeviceError:
+    """
     if not devices:
         raise DeviceMismatch("no device of the pool is there")
     attached: list[Attached] = []
@@ -288,7 +297,35 @@ async def _attach(devices: Sequence[Device]) -> list[Attached]:
             if other.superblock.device == superblock.device:
                 raise DeviceMismatch(f"{device.name} and {other.device.name} are the same device of the pool")
         attached.append(Attached(device, superblock, _geometry(superblock)))
+    _check_agreement(attached)
     return attached
+
+
+def _table(attached: Sequence[Attached]) -> tuple[DeviceEntry, ...]:
+    """The pool's devices: where adding one was cut off, some know of it and others do not yet."""
+    return max((a.superblock.devices for a in attached), key=len)
+
+
+def _check_agreement(attached: Sequence[Attached]) -> None:
+    """See that the devices tell of one and the same pool.
+
+    :raises DeviceMismatch: one was being added when that was cut off, and its number went to another since; or media
+        of different pools were mixed
+    """
+    table = _table(attached)
+    first = attached[0].superblock
+    for one in attached:
+        its = one.superblock
+        shape = (its.region_size, its.data_offset, its.extent_class)
+        if its.devices != table[: len(its.devices)] or shape != (
+            first.region_size,
+            first.data_offset,
+            first.extent_class,
+        ):
+            raise DeviceMismatch(
+                f"{one.device.name} does not agree with the other devices about what the pool consists of: "
+                "it is not used by the pool any more"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,12 +349,9 @@ async def open_pool(devices: Sequence[Device], folder: Path, options: OpenOption
         for device in devices:
             stack.push_async_callback(device.aclose)
         attached = await _attach(devices)
-        table = max((a.superblock.devices for a in attached), key=len)
+        table = _table(attached)
         superblock = replace(attached[0].superblock, devices=table)
-        if superblock.domain != options.domain:
-            raise WrongDomain(
-                f"pool {superblock.name!r} is coordinated by {superblock.domain}, this host's domain is {options.domain}"
-            )
+        _check_domain(attached, options.domain)
         media = Media(superblock.pool, attached)
         for number in media.devices:
             await media.load_headers(number, repair=not options.readonly)
@@ -339,7 +373,20 @@ async def open_pool(devices: Sequence[Device], folder: Path, options: OpenOption
         finally:
             if not options.readonly:
                 with trio.CancelScope(shield=True):
-                    await _settle(opener)
+                    await _settle(opener, complete=not recovered.unread_regions)
+
+
+def _check_domain(attached: Sequence[Attached], ours: str) -> None:
+    """Devices differ where taking the pool over was cut off: then nobody may have it before it is taken again.
+
+    :raises WrongDomain:
+    """
+    for one in attached:
+        its = one.superblock
+        if its.domain != ours:
+            raise WrongDomain(
+                f"pool {its.name!r} is coordinated by {its.domain}, this host's domain is {ours}"
+            )
 
 
 def _open_catalog(
@@ -390,6 +437,7 @@ class _Opener:
                     f"the catalogue contradicts the media: {error}; mount the pool once"
                 ) from error
             log.warning("the catalogue contradicts the media (%s): it is built again from them", error)
+            self.catalog.clear()  # and with it what it remembers as dirty, before `Room` looks at that
             return await self._recover(Trust.STALE)
 
     async def _recover(self, trust: Trust) -> tuple[Pool, Recovered]:
@@ -403,9 +451,9 @@ class _Opener:
         recovery = Recovery(self.media, self.catalog, space, reader, None if options.readonly else self.room)
         recovered = await recovery.run(trust, self.policy)
         recovered.damaged_regions = damaged
-        debts = Debts(recovered.owed, recovered.high)
-        sources = Sources(options.wall_ns, options.entropy)
-        versions = Versions(self.catalog, self.policy, self.room, reader, debts, sources)
+        sources = Sources(options.wall_ns, options.entropy, recovered.high)
+        debts = Debts(self.room, sources, recovered.owed)
+        versions = Versions(self.catalog, self.policy, self.room, reader, debts, recovered.stranded)
         parts = Parts(
             superblock,
             self.media,
@@ -415,6 +463,7 @@ class _Opener:
             self.room,
             reader,
             versions,
+            sources,
             options.readonly,
         )
         return Pool(parts), recovered
@@ -430,9 +479,18 @@ async def _keep_committing(catalog: Catalog) -> None:
             checked = trio.current_time()
 
 
-async def _settle(opener: _Opener) -> None:
-    """Leave media and catalogue so that the next opening believes them. :raises DeviceError, OSError:"""
+async def _settle(opener: _Opener, *, complete: bool) -> None:
+    """Leave media and catalogue so that the next opening believes them.
+
+    :param complete: the catalogue says all that the media say, as far as they were there
+    :raises OSError:
+    """
     media = opener.media
-    await media.flush(number for number in media.devices if media.available(number))
+    for number in list(media.devices):
+        if media.available(number):
+            with suppress(
+                DeviceError, Unavailable
+            ):  # it is lost then, and the catalogue does not speak for it
+                await media.flush([number])
     opener.catalog.save_order(opener.policy.order())
-    opener.catalog.close(clean=not opener.room.counters.failed)
+    opener.catalog.close(clean=complete and not opener.room.counters.failed)

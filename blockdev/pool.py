@@ -18,8 +18,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from typing import NamedTuple, TypedDict, Unpack
 
 import trio
@@ -28,10 +28,10 @@ from blockdev import layout
 from blockdev.catalog import Catalog
 from blockdev.errors import (
     ChecksumError,
-    DeviceTimeout,
     Exists,
     IsDirectory,
     Missing,
+    NameConflict,
     NotDirectory,
     NotEmpty,
     Raced,
@@ -40,12 +40,16 @@ from blockdev.errors import (
 from blockdev.eviction import Policy
 from blockdev.locks import KeyedLocks
 from blockdev.media import Media
+from blockdev.pool_figures import PoolCounters, PoolStatistics, RoomTotals
 from blockdev.publication import NewObject, directory_mode, moved, symlink_mode
 from blockdev.publisher import OWED_ROOM, Consumed, Publisher
-from blockdev.reading import ReadCounters, Reader
-from blockdev.room import Room, RoomCounters
-from blockdev.space import Space, SpaceTotals
+from blockdev.reading import Reader
+from blockdev.room import Room
+from blockdev.sources import Sources
+from blockdev.space import Space
+from blockdev.stamps import NameKey
 from blockdev.types import (
+    NO_ID,
     ROOT,
     Descriptor,
     DeviceNo,
@@ -60,6 +64,9 @@ from blockdev.versions import Versions
 
 log = logging.getLogger(__name__)
 
+_ALL_DIRECTORIES: NameKey = (DirectoryId(NO_ID), b"")
+"""A lock for what concerns the tree of directories as a whole; no name has this key."""
+
 
 class Attributes(TypedDict, total=False):
     """What `Pool.update` may change."""
@@ -69,46 +76,6 @@ class Attributes(TypedDict, total=False):
     gid: int
     mtime_ns: int
     xattrs: tuple[tuple[bytes, bytes], ...]
-
-
-@dataclass(slots=True)
-class PoolCounters:
-    """Events since the pool was opened."""
-
-    published: int = 0
-    published_bytes: int = 0
-    removed: int = 0
-    evicted: int = 0
-    evicted_bytes: int = 0
-    evicted_unread: int = 0
-    """Evicted without having been used since they were stored or the pool was opened."""
-    quarantined: int = 0
-    """Objects dropped because their bytes were wrong."""
-
-
-class RoomTotals(NamedTuple):
-    """Payload bytes of a pool."""
-
-    total: int
-    used: int
-    """Held by objects."""
-    held: int
-    """Reserved by writers or pinned by readers: what cannot be evicted now."""
-
-
-@dataclass(frozen=True, slots=True)
-class PoolStatistics:
-    """A snapshot; counters are since the pool was opened."""
-
-    pool: PoolCounters
-    reads: ReadCounters
-    room: RoomCounters
-    space: SpaceTotals
-    totals: RoomTotals
-    objects: int
-    """Files, directories and symlinks."""
-    unreachable_devices: tuple[DeviceNo, ...]
-    """Missing or lost."""
 
 
 class Parts(NamedTuple):
@@ -122,6 +89,7 @@ class Parts(NamedTuple):
     room: Room
     reader: Reader
     versions: Versions
+    sources: Sources
     readonly: bool
 
 
@@ -146,14 +114,18 @@ class Pool:
         self._room = parts.room
         self._reader = parts.reader
         self._versions = parts.versions
+        self._sources = parts.sources
         self._publisher = Publisher(
-            parts.media, parts.space, parts.room, parts.reader, parts.versions, extent_size=self.extent_size
+            parts.media, parts.room, parts.reader, parts.versions, parts.sources, extent_size=self.extent_size
         )
         self._names: KeyedLocks[tuple[DirectoryId, bytes]] = KeyedLocks()
         self._objects: KeyedLocks[ObjectId] = KeyedLocks()
         self._entering: Counter[DirectoryId] = Counter()
+        self._leaving: set[DirectoryId] = set()
         self._counters = PoolCounters()
         self._room.evict = self._evict
+        self._room.may_go = lambda object_id: object_id not in self._versions.pins
+        self._room.found = self._versions.found
         self.media.on_lost.append(self._device_lost)
 
     # ── names ────────────────────────────────────────────────────────────────────────────────────────────
@@ -180,8 +152,8 @@ class Pool:
         return not self.catalog.has_children(directory) and not self._entering[directory]
 
     def reachable(self, record: Descriptor) -> bool:
-        """Whether every slot that the record lists can be read."""
-        return self.media.reachable(record)
+        """Whether every slot of the object is on a device and in a region that can be read."""
+        return self._reader.reachable(record)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -258,11 +230,7 @@ class Pool:
         :raises DeviceTimeout: the slot is not used again, since the write may still arrive
         :raises Unavailable, DeviceError:
         """
-        try:
-            await self.media.write_payload(ref.address, data)
-        except DeviceTimeout:
-            self._space.quarantine(ref.address)
-            raise
+        await self._room.write_payload(ref, data)
 
     async def read_reserved(self, ref: SlotRef, into: memoryview) -> None:
         """Read back what was written to a reserved slot. :raises Unavailable, DeviceError:"""
@@ -283,10 +251,10 @@ class Pool:
         :raises NoSpace, ReadOnly, IntegrityError, Unavailable, DeviceError:
         """
         self._check_writable()
-        layout.check_name(new.name)
         with trio.CancelScope(shield=True):
-            taken = await self._publisher.consumed(new)
+            taken = self._publisher.consumed(new)
             try:
+                layout.check_name(new.name)
                 async with (
                     self._entering_directory(new.directory),
                     self._names.hold((new.directory, new.name)),
@@ -324,7 +292,7 @@ class Pool:
     @asynccontextmanager
     async def _entering_directory(self, directory: DirectoryId) -> AsyncIterator[None]:
         """While something is being put into a directory, it is not empty."""
-        if directory != ROOT and self.directory(directory) is None:
+        if directory in self._leaving or (directory != ROOT and self.directory(directory) is None):
             raise Missing("the directory is gone")
         self._entering[directory] += 1
         try:
@@ -333,6 +301,24 @@ class Pool:
             self._entering[directory] -= 1
             if not self._entering[directory]:
                 del self._entering[directory]
+
+    @contextmanager
+    def _leaving_directory(self, record: Descriptor | None) -> Iterator[None]:
+        """While a directory that is empty is being removed, nothing is put into it.
+
+        :raises NotEmpty:
+        """
+        if record is None or record.kind is not Kind.DIRECTORY:
+            yield
+            return
+        directory = DirectoryId(record.object_id)
+        if not self.is_empty(directory):
+            raise NotEmpty(f"{record.name!r} is not empty")
+        self._leaving.add(directory)
+        try:
+            yield
+        finally:
+            self._leaving.discard(directory)
 
     async def make_directory(
         self, directory: DirectoryId, name: bytes, mode: int, uid: int, gid: int
@@ -344,7 +330,7 @@ class Pool:
         """
         return await self.publish(
             NewObject(
-                directory, name, directory_mode(mode), uid, gid, self._versions.wall_ns(), 0,
+                directory, name, directory_mode(mode), uid, gid, self._sources.wall_ns(), 0,
                 kind=Kind.DIRECTORY, replace=False,
             )
         )  # fmt: skip
@@ -355,7 +341,7 @@ class Pool:
         """A symlink to `target`. :raises Exists: the name is taken. :raises: as `publish`"""
         return await self.publish(
             NewObject(
-                directory, name, symlink_mode(), uid, gid, self._versions.wall_ns(), len(target),
+                directory, name, symlink_mode(), uid, gid, self._sources.wall_ns(), len(target),
                 kind=Kind.SYMLINK, inline=target, replace=False,
             )
         )  # fmt: skip
@@ -370,6 +356,8 @@ class Pool:
         :raises Missing: it is gone, or the directory is
         :raises Exists: the name is taken and `replace` is false
         :raises IsDirectory, NotDirectory, NotEmpty: the two are not of a kind that may replace each other
+        :raises NameConflict: a directory into itself
+        :raises RecordTooLarge: attributes and the new name do not fit
         :raises BadName, ReadOnly, Unavailable, DeviceError:
         """
         self._check_writable()
@@ -377,21 +365,42 @@ class Pool:
         source, target = (record.directory, record.name), (directory, name)
         if source == target:
             return self._must_be(record)
+        locks = [source, target]
+        if record.kind is Kind.DIRECTORY:
+            locks.append(_ALL_DIRECTORIES)  # or two of them at once could move into each other
         with trio.CancelScope(shield=True):
-            async with self._entering_directory(directory), self._names.hold(source, target):
-                old = self._replaceable_by(record, directory, name, replace=replace)
+            async with self._entering_directory(directory), self._names.hold(*locks):
+                old = self._replaceable_by(record, target, replace=replace)
                 ids = {r.object_id for r in (record, old) if r is not None}
                 async with self._objects.hold(*ids):
                     current = self._must_be(record)
-                    old = self._replaceable_by(record, directory, name, replace=replace)
-                    owed = await self._versions.inherit(current.object_id, old)
-                    stamp = self._versions.next_stamp(current, old)
-                    head = await self._rewrite(moved(current, directory, name, stamp, owed))
-                    self.catalog.delete(*source)
-                    self._versions.remember(head)
-                    if old is not None:
-                        await self._versions.replaced(old, head)
+                    old = self._replaceable_by(record, target, replace=replace)
+                    self._check_outside(current, directory)
+                    with self._leaving_directory(old if old is not None and self.reachable(old) else None):
+                        head = await self._move(current, target, old)
         return head
+
+    async def _move(self, current: Descriptor, target: NameKey, old: Descriptor | None) -> Descriptor:
+        owed = await self._versions.debts.inherit(current.object_id, old, target)
+        stamp = self._sources.next_stamp(current, old)
+        head = await self._rewrite(moved(current, *target, stamp, owed))
+        self.catalog.delete(current.directory, current.name)
+        self._versions.remember(head)
+        if old is not None:
+            await self._versions.replaced(old, head)
+        return head
+
+    def _check_outside(self, record: Descriptor, directory: DirectoryId) -> None:
+        """:raises NameConflict: `directory` is `record`, or in it"""
+        seen: set[DirectoryId] = set()  # media may hold loops
+        while record.kind is Kind.DIRECTORY and directory not in seen:
+            if ObjectId(directory) == record.object_id:
+                raise NameConflict(f"{record.name!r} cannot be moved into itself")
+            seen.add(directory)
+            parent = self.directory(directory)
+            if parent is None:
+                return
+            directory = parent.directory
 
     async def _rewrite(self, head: Descriptor) -> Descriptor:
         """Write the next page of a live head's slot, its sequence set here."""
@@ -406,19 +415,18 @@ class Pool:
             raise Missing(f"{record.name!r} is gone")
         return current
 
-    def _replaceable_by(
-        self, record: Descriptor, directory: DirectoryId, name: bytes, *, replace: bool
-    ) -> Descriptor | None:
-        old = self.catalog.get(directory, name)
+    def _replaceable_by(self, record: Descriptor, key: NameKey, *, replace: bool) -> Descriptor | None:
+        old = self.catalog.get(*key)
         if old is None or old.object_id == record.object_id:
             return None
+        if not self.reachable(old):
+            return old  # what cannot be reached is a miss: it gives way
+        name = old.name
         if not replace:
             raise Exists(f"{name!r} exists")
         if old.kind is Kind.DIRECTORY:
             if record.kind is not Kind.DIRECTORY:
                 raise IsDirectory(f"{name!r} is a directory")
-            if not self.is_empty(DirectoryId(old.object_id)):
-                raise NotEmpty(f"{name!r} is not empty")
         elif record.kind is Kind.DIRECTORY:
             raise NotDirectory(f"{name!r} is not a directory")
         return old
@@ -437,8 +445,8 @@ class Pool:
                 self._objects.hold(record.object_id),
             ):
                 current = self._must_be(record)
-                stamp = self._versions.next_stamp(current)
-                owed = self._versions.owed_by(current.object_id)
+                stamp = self._sources.next_stamp(current)
+                owed = self._versions.debts.of(current.object_id)
                 changed = replace(current, stamp=stamp, ctime_ns=stamp, supersedes=owed, **attributes)
                 layout.pack_descriptor(changed)
                 head = await self._rewrite(changed)
@@ -448,19 +456,23 @@ class Pool:
     async def update_root(self, mode: int, uid: int, gid: int) -> Descriptor:
         """Change the attributes of the pool's root directory. :raises: as `publish`"""
         self._check_writable()
-        current = self.directory(ROOT)
-        if current is not None:
-            return await self.update(current, mode=directory_mode(mode), uid=uid, gid=gid)
+        mode = directory_mode(mode)
         with trio.CancelScope(shield=True):
-            head = await self._publisher.write_root(directory_mode(mode), uid, gid)
-        return head  # noqa: RET504 - to mypy, a cancel scope may end the block
+            async with self._names.hold(_ALL_DIRECTORIES):
+                current = self.directory(ROOT)
+                if current is None or not self.reachable(current):
+                    return await self._publisher.write_root(mode, uid, gid, current)
+        assert current is not None
+        return await self.update(current, mode=mode, uid=uid, gid=gid)
 
     async def remove(self, record: Descriptor) -> None:
         """Remove an object, symlink or empty directory. Those who pinned it may go on reading.
 
         :raises Missing: it is gone
         :raises NotEmpty:
-        :raises ReadOnly, Unavailable, DeviceError:
+        :raises NoSpace: there is no slot for a tombstone, and without one it could come back
+        :raises Unavailable, DeviceError: it may come back
+        :raises ReadOnly:
         """
         self._check_writable()
         with trio.CancelScope(shield=True):
@@ -469,32 +481,33 @@ class Pool:
                 self._objects.hold(record.object_id),
             ):
                 current = self._must_be(record)
-                if current.kind is Kind.DIRECTORY and not self.is_empty(DirectoryId(current.object_id)):
-                    raise NotEmpty(f"{current.name!r} is not empty")
-                await self._versions.remove(current)
-                await self._room.barrier([current.ref])
+                with self._leaving_directory(current):
+                    await self._versions.remove(current)
                 self._counters.removed += 1
 
     # ── leaving unasked ──────────────────────────────────────────────────────────────────────────────────
 
     async def _evict(self, object_id: ObjectId) -> bool:
-        if object_id in self._versions.pins:
-            return False
-        with self._objects.try_hold(object_id) as held:
-            record = self.catalog.by_id(object_id) if held else None
-            if record is None or not self.reachable(record) or not await self._versions.settle(object_id):
-                return False
-            if object_id in self._versions.pins:
-                return False  # while it was settled
-            unread = object_id in self._versions.unread
-            self.catalog.delete(record.directory, record.name)
-            if not await self._versions.free(record):
-                log.warning("%r could not be evicted: its slot is not used any more", record.name)
-            self._counters.evicted += 1
-            self._counters.evicted_bytes += record.size
-            self._counters.evicted_unread += unread
-        self._tell_gone(record)
+        with trio.CancelScope(shield=True):
+            if self._versions.is_stranded(object_id):
+                await self._versions.drop_stranded(object_id)
+                return True
+            with self._objects.try_hold(object_id) as held:
+                record = self.catalog.by_id(object_id) if held else None
+                if record is None or not await self._may_go(record):
+                    return False
+                self._counters.evicted += 1
+                self._counters.evicted_bytes += record.size
+                self._counters.evicted_unread += object_id in self._versions.unread
+                await self._versions.leave(record)
+            self._tell_gone(record)
         return True
+
+    async def _may_go(self, record: Descriptor) -> bool:
+        pins = self._versions.pins
+        if record.object_id in pins or not await self._versions.may_leave(record):
+            return False
+        return record.object_id not in pins  # while its debts were looked at
 
     async def _quarantine(self, record: Descriptor, error: ChecksumError) -> None:
         with trio.CancelScope(shield=True):
@@ -506,11 +519,7 @@ class Pool:
                 log.warning("object dropped: %s", error)
                 if self.readonly:
                     return
-                self.catalog.delete(current.directory, current.name)
-                for ref in await self._versions.slots(current):
-                    self._space.quarantine(ref)  # before it is freed: it is not to be used again
-                await self._versions.settle(current.object_id)
-                await self._versions.free(current)
+                await self._versions.leave_damaged(current)
         self._tell_gone(record)
 
     def _tell_gone(self, record: Descriptor) -> None:

@@ -14,7 +14,7 @@ from blockdev.media import Media, PageBuffers, padded
 from blockdev.publication import Home, NewObject, body_record, extent_length, head_record, slots_of
 from blockdev.reading import Reader
 from blockdev.room import Room
-from blockdev.space import Space
+from blockdev.sources import Sources
 from blockdev.types import (
     HOLE,
     NO_ID,
@@ -45,7 +45,9 @@ class Consumed:
     fresh: list[SlotRef]
     """Reserved, nothing recorded in them yet."""
     recorded: list[SlotRef] = field(default_factory=list)
-    """Their descriptor says that they belong to the object."""
+    """Their descriptor says, or may say, that they belong to the object."""
+    is_open: bool = False
+    """Whether the head was written is not known and never will be in this session: they may be its."""
 
     @property
     def all(self) -> list[SlotRef]:
@@ -59,13 +61,20 @@ class Publisher:
     """
 
     def __init__(
-        self, media: Media, space: Space, room: Room, reader: Reader, versions: Versions, *, extent_size: int
+        self,
+        media: Media,
+        room: Room,
+        reader: Reader,
+        versions: Versions,
+        sources: Sources,
+        *,
+        extent_size: int,
     ) -> None:
         self._media = media
-        self._space = space
         self._room = room
         self._reader = reader
         self._versions = versions
+        self._sources = sources
         self._extent_size = extent_size
         self._buffers = PageBuffers()
 
@@ -73,15 +82,17 @@ class Publisher:
         """:raises IntegrityError, Unavailable, DeviceError:"""
         return await self._reader.extents(new.base) if new.base is not None else ()
 
-    async def consumed(self, new: NewObject) -> Consumed:
-        """The reserved slots in `new`, those it shares with its base left out. :raises: as `base_extents`"""
-        kept = frozenset(extent.ref for extent in await self.base_extents(new))
-        return Consumed([e.ref for e in new.extents if not e.is_hole and e.ref not in kept])
+    def consumed(self, new: NewObject) -> Consumed:
+        """The reserved slots in `new`."""
+        return Consumed([e.ref for e in new.extents if not e.is_hole and self._room.is_reserved(e.ref)])
 
     async def abandon(self, consumed: Consumed) -> None:
         """Free what a failed publication had taken."""
+        recorded = set(consumed.recorded)
         for ref in consumed.all:
-            if ref in consumed.recorded:
+            if consumed.is_open:
+                self._room.quarantine(ref)
+            elif ref in recorded:
                 await self._room.invalidate([ref])
             else:
                 self._room.give_back(ref)
@@ -95,22 +106,24 @@ class Publisher:
 
         :param old: what the name stands for now
         :param current: what the base's object is now, under whatever name
+        :raises ValueError: `new` contradicts itself
         :raises RecordTooLarge, NoSpace, IntegrityError, Unavailable, DeviceError:
         """
         self._check_fits(new)
+        await self._check_extents(new, taken)
         current = await self._keepable(new, current)
         if current is None and new.base is not None:
             new = await self._copied(new, taken)
-        object_id = _identity(new, old, current) or self._versions.new_id()
+        object_id = _identity(new, old, current) or self._sources.new_id()
         home = await self._place(await self._home(current, taken))
         indexes = await self._write_indexes(new, home.ref, object_id, taken)
         await self._write_bodies(new, home.ref, object_id, taken)
-        stamp = self._versions.next_stamp(old, current)
-        owed = await self._versions.inherit(current.object_id if current else None, old)
+        heir, key = current.object_id if current is not None else None, (new.directory, new.name)
+        owed = await self._versions.debts.inherit(heir, old, key)
+        stamp = self._sources.next_stamp(old, current)
         head = head_record(new, home, object_id, stamp, indexes, owed)
         await self._room.barrier([*taken.all, head.ref])
-        await self.write_head(head)
-        await self._room.barrier([head.ref])
+        await self._write_first_head(head, taken)
         before = await self._versions.slots(current) if current is not None else []
         self._enter(head, new.extents, taken)
         if current is not None:
@@ -118,8 +131,32 @@ class Publisher:
             await self._versions.drop(current, [ref for ref in before if ref not in kept], stamp)
         return head
 
+    async def _write_first_head(self, head: Descriptor, taken: Consumed) -> None:
+        try:
+            await self.write_head(head)
+            await self._room.barrier([head.ref])
+        except (DeviceError, Unavailable):
+            taken.is_open = not self._media.available(head.address.device)
+            raise
+
+    async def _check_extents(self, new: NewObject, taken: Consumed) -> None:
+        """
+        :raises ValueError: an extent that is neither reserved nor the base's
+        :raises Unavailable: one whose slot failed meanwhile
+        """
+        known = {*taken.fresh, *(extent.ref for extent in await self.base_extents(new))}
+        for extent in new.extents:
+            if extent.is_hole or extent.ref in known:
+                continue
+            if self._room.has_failed(extent.ref):
+                raise Unavailable(f"slot {tuple(extent.address)} failed while {new.name!r} was written")
+            raise ValueError(f"slot {tuple(extent.ref)} was not reserved for {new.name!r}")
+
     def _check_fits(self, new: NewObject) -> None:
         owed = OWED_ROOM
+        count = -(-new.size // self._extent_size)
+        if new.kind is Kind.HEAD and len(new.extents) != (0 if new.inline else count):
+            raise ValueError(f"{len(new.extents)} extents for {new.size} bytes in {new.name!r}")
         if layout.max_inline(new.name, new.xattrs, owed) < len(new.inline):
             raise RecordTooLarge(f"the attributes of {new.name!r} do not fit its record")
         if layout.descriptor_room(new.name, new.xattrs, owed) < layout.EXTENT_ENTRY_SIZE * _INDEXES_MAX:
@@ -148,7 +185,7 @@ class Publisher:
             taken.fresh.append(ref)
             with self._buffers.take(self._extent_size) as buffer:
                 await self._reader.read_extent(base, index, buffer)
-                await self._media.write_payload(ref.address, buffer[: padded(length)])
+                await self._room.write_payload(ref, buffer[: padded(length)])
             extents[index] = ExtentRef(*ref, extent.xxh3)
         return replace(new, extents=tuple(extents))
 
@@ -204,7 +241,7 @@ class Publisher:
             taken.fresh.append(ref)
             with self._buffers.take(padded(len(entries))) as buffer:
                 buffer[:] = entries.ljust(len(buffer), b"\0")
-                await self._media.write_payload(ref.address, buffer)
+                await self._room.write_payload(ref, buffer)
             await self._write_body(Kind.INDEX, ref, head, object_id, (number, len(entries)), taken)
             indexes.append(ExtentRef(*ref, Xxh3(xxh3_64_intdigest(entries))))
         return indexes
@@ -230,21 +267,22 @@ class Publisher:
                 raise error from None
             if found != head:
                 raise
-            self._space.set_sequence(head.address, head.sequence)
+            self._room.note_written(head)
 
-    async def write_root(self, mode: int, uid: int, gid: int) -> Descriptor:
+    async def write_root(self, mode: int, uid: int, gid: int, old: Descriptor | None) -> Descriptor:
         """Give the root directory, which has no record until it is changed, its first one.
 
+        :param old: one that is out of reach
         :raises NoSpace, Unavailable, DeviceError:
         """
-        now = self._versions.wall_ns()
+        now = self._sources.wall_ns()
         new = NewObject(DirectoryId(NO_ID), b"", mode, uid, gid, now, 0, kind=Kind.DIRECTORY)
         taken = Consumed([await self._room.reserve(SlotClass.INLINE)])
         try:
             place = await self._place(taken.fresh[0])
-            head = head_record(new, place, ObjectId(ROOT), self._versions.next_stamp(), (), ())
-            await self.write_head(head)
-            await self._room.barrier([head.ref])
+            owed = (old.ref,) if old is not None else ()
+            head = head_record(new, place, ObjectId(ROOT), self._sources.next_stamp(old), (), owed)
+            await self._write_first_head(head, taken)
         except BaseException:
             await self.abandon(taken)  # noqa: ASYNC102 - shielded by the pool, and every I/O has a deadline
             raise
@@ -257,11 +295,10 @@ class Publisher:
             self._room.publish(ref, head.object_id)
         taken.fresh.clear()
         taken.recorded.clear()
+        self._reader.learn(head, extents)
         self._versions.remember(head)
         if head.kind is Kind.HEAD:
-            self._versions.arrived(
-                head.object_id, self._media.classes(slots_of(head, extents)), trio.current_time()
-            )
+            self._versions.arrived(head, extents, trio.current_time())
 
 
 def _identity(new: NewObject, old: Descriptor | None, current: Descriptor | None) -> ObjectId | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from xxhash import xxh3_64_intdigest
@@ -12,7 +12,7 @@ from blockdev import layout
 from blockdev.errors import ChecksumError, Raced
 from blockdev.media import Media, PageBuffers, padded
 from blockdev.publication import extent_length
-from blockdev.types import HOLE, Descriptor, ExtentRef, ObjectId, Stamp
+from blockdev.types import HOLE, Descriptor, ExtentRef, RegionId, SlotRef
 
 
 @dataclass(slots=True)
@@ -28,40 +28,76 @@ class ReadCounters:
 class Reader:
     """Reads objects of one pool.
 
-    :param extent_size: bytes per extent
+    :ivar extent_size: bytes per extent
     """
 
-    _KEEP_LISTS = 256
+    _KEEP_EXTENTS = 1 << 18
+    """Most extents in lists that are kept after they were read from index slots; about 50 MB."""
 
     def __init__(self, media: Media, extent_size: int) -> None:
         self._media = media
-        self._extent_size = extent_size
+        self.extent_size = extent_size
         self._buffers = PageBuffers()
-        self._lists: OrderedDict[tuple[ObjectId, Stamp], tuple[ExtentRef, ...]] = OrderedDict()
+        self._lists: OrderedDict[SlotRef, tuple[ExtentRef, ...]] = OrderedDict()
+        """By `_first_index`."""
+        self._kept = 0
+        self._regions: dict[SlotRef, frozenset[RegionId]] = {}
+        """Where the extents of indexed versions are, by `_first_index`."""
         self.counters = ReadCounters()
 
     async def extents(self, head: Descriptor) -> tuple[ExtentRef, ...]:
-        """All extents of an object, those in index slots included.
+        """All extents of an object.
 
         :raises ChecksumError, Raced, Unavailable, DeviceError:
         """
         if not head.indexed:
             return head.extents
-        key = (head.object_id, head.stamp)
+        key = _first_index(head)
+        if key is None:
+            return await self._read_indexes(head)
         known = self._lists.get(key)
         if known is None:
             known = await self._read_indexes(head)
-            self._lists[key] = known
-            while len(self._lists) > self._KEEP_LISTS:
-                self._lists.popitem(last=False)
-        self._lists.move_to_end(key)
+            self._keep(key, known)
+        else:
+            self._lists.move_to_end(key)
         return known
 
-    def forget(self, object_id: ObjectId, stamp: Stamp) -> None:
-        self._lists.pop((object_id, stamp), None)
+    def _keep(self, key: SlotRef, extents: tuple[ExtentRef, ...]) -> None:
+        self._drop(key)  # two may have read it at once
+        self._lists[key] = extents
+        self._kept += len(extents)
+        while self._kept > self._KEEP_EXTENTS and len(self._lists) > 1:
+            self._drop(next(iter(self._lists)))
+
+    def _drop(self, key: SlotRef) -> None:
+        self._kept -= len(self._lists.pop(key, ()))
+
+    def learn(self, head: Descriptor, extents: Iterable[ExtentRef]) -> None:
+        """These are the extents of a version that its name now stands for: from here on it may be reachable."""
+        key = _first_index(head)
+        if key is not None:
+            self._regions[key] = frozenset(RegionId(e.device, e.region) for e in extents if not e.is_hole)
+
+    def forget(self, head: Descriptor) -> None:
+        """A version is gone."""
+        key = _first_index(head)
+        if key is not None:
+            self._drop(key)
+            self._regions.pop(key, None)
+
+    def reachable(self, head: Descriptor) -> bool:
+        """Whether every slot of an object, symlink or directory is where it can be read."""
+        if not self._media.reachable(head):
+            return False
+        key = _first_index(head)
+        if key is None:
+            return True
+        regions = self._regions.get(key)
+        return regions is not None and all(map(self._media.reaches, regions))
 
     async def _read_indexes(self, head: Descriptor) -> tuple[ExtentRef, ...]:
-        total = -(-head.size // self._extent_size)
+        total = -(-head.size // self.extent_size)
         found: list[ExtentRef] = []
         slot_class = layout.index_class(total)
         for ref in head.extents:
@@ -83,7 +119,7 @@ class Reader:
         :raises Raced: the slot was reused meanwhile
         :raises Unavailable, DeviceError:
         """
-        length = extent_length(head.size, index, self._extent_size)
+        length = extent_length(head.size, index, self.extent_size)
         if not head.extents:
             into[:length] = head.inline
             return length
@@ -98,6 +134,7 @@ class Reader:
 
     async def _read_verified(self, head: Descriptor, ref: ExtentRef, length: int, into: memoryview) -> None:
         for attempt in range(2):
+            await self._check_epoch(head, ref)
             await self._media.read_payload(ref.address, into[: padded(length)])
             if xxh3_64_intdigest(into[:length]) == ref.xxh3:
                 self.counters.reread += attempt
@@ -107,14 +144,37 @@ class Reader:
                 ref.generation,
                 head.object_id,
             ):
-                self.counters.raced += 1
-                raise Raced(f"slot {tuple(ref.address)} was reused while {head.name!r} was read")
+                raise self._raced(head, ref)
+        await self._check_epoch(head, ref, again=True)
         self.counters.checksum_errors += 1
         raise ChecksumError(f"{head.name!r}: slot {tuple(ref.address)} holds other bytes than were written")
+
+    async def _check_epoch(self, head: Descriptor, ref: ExtentRef, *, again: bool = False) -> None:
+        """See that the slot's region was not formatted since: where its slots are may have changed.
+
+        :param again: look at media, since another process may have formatted it
+        :raises Raced, Unavailable, DeviceError:
+        """
+        region, epoch = RegionId(ref.device, ref.region), ref.generation >> 32
+        if again or self._media.header(region).epoch != epoch:
+            await self._media.reload_header(region)
+            if self._media.header(region).epoch != epoch:
+                raise self._raced(head, ref)
+
+    def _raced(self, head: Descriptor, ref: ExtentRef) -> Raced:
+        self.counters.raced += 1
+        return Raced(f"slot {tuple(ref.address)} was reused while {head.name!r} was read")
 
     async def verify(self, head: Descriptor) -> None:
         """Read all of an object. :raises ChecksumError, Raced, Unavailable, DeviceError:"""
         extents: Sequence[ExtentRef] = await self.extents(head)
         for index in range(len(extents)):
-            with self._buffers.take(self._extent_size) as buffer:
+            with self._buffers.take(self.extent_size) as buffer:
                 await self.read_extent(head, index, buffer)
+
+
+def _first_index(head: Descriptor) -> SlotRef | None:
+    """The first index slot: no other version has it, and a renamed one keeps it. None: it has none, or only holes."""
+    if not head.indexed:
+        return None
+    return next((index.ref for index in head.extents if not index.is_hole), None)

@@ -4,9 +4,13 @@ The media are the truth. A catalogue that was closed clean is believed as it is;
 were being changed are read again; otherwise everything is. In each case the same steps follow:
 
 1. read the chunks' records;
-2. believe a head only if it is whole: each slot that it lists must say that it belongs to this object;
+2. believe a head only if it is whole: each slot that it lists must say that it belongs to this object. One that is not
+   whole stands for nothing, but is as good as a tombstone for what is older;
 3. let the highest stamp decide about each name;
 4. enter what is live into the catalogue, and make invalid what is not.
+
+What cannot be read (a device that is missing, a region whose header is damaged or that fails) is out of reach: nothing
+is concluded from its absence. It may be there again the next time.
 """
 
 from __future__ import annotations
@@ -17,12 +21,12 @@ from dataclasses import dataclass, field, replace
 
 import trio
 
-from blockdev import stamps
+from blockdev import layout, stamps
 from blockdev.catalog import Catalog, Trust
 from blockdev.errors import DeviceError, IntegrityError, Unavailable
 from blockdev.eviction import Policy
 from blockdev.media import Media
-from blockdev.publication import slots_of
+from blockdev.publication import extent_length, slots_of
 from blockdev.reading import Reader
 from blockdev.region import Region
 from blockdev.room import Room
@@ -35,12 +39,14 @@ from blockdev.types import (
     DeviceNo,
     DirectoryId,
     DirtyChunk,
+    ExtentRef,
     Kind,
     ObjectId,
     RegionId,
     RegionNo,
     RegionState,
     SlotAddress,
+    SlotClass,
     SlotRef,
     Stamp,
 )
@@ -64,8 +70,13 @@ class Recovered:
     broken: int = 0
     """Heads dropped because a part was missing."""
     damaged_regions: int = 0
+    """Regions whose header is damaged."""
+    unread_regions: int = 0
+    """Regions whose records could not be read: until they are, the catalogue is not complete."""
     high: Stamp = field(default=Stamp(0))
     owed: dict[ObjectId, tuple[SlotRef, ...]] = field(default_factory=dict)
+    stranded: dict[ObjectId, list[SlotRef]] = field(default_factory=dict)
+    """Parts of objects whose head is out of reach and not in the catalogue."""
 
 
 def chunk_of(address: SlotAddress) -> DirtyChunk:
@@ -121,7 +132,7 @@ class Recovery:
             self._catalog.clear()
         chunks = self._chunks(trust)
         result.chunks = len(chunks)
-        await self._read(chunks)
+        result.unread_regions = await self._read(chunks)
         if chunks:
             await self._reconcile(result)
         await self._claim(result, policy)
@@ -147,69 +158,83 @@ class Recovery:
             for chunk in range(self._media.geometry(region_id).chunks)
         ]
 
-    async def _read(self, chunks: Collection[DirtyChunk]) -> None:
+    async def _read(self, chunks: Collection[DirtyChunk]) -> int:
+        """Read the records in these chunks; returns how many regions could not be."""
         self._scanned = frozenset(chunks)
+        unread: set[RegionId] = set()
 
         async def read(chunk: DirtyChunk) -> None:
             region_id = RegionId(chunk.device, chunk.region)
             try:
                 records = await self._media.read_chunk(region_id, chunk.chunk)
             except (DeviceError, Unavailable) as error:
-                log.warning(
-                    "region %d of device %d cannot be read (%s): its objects are misses",
-                    *region_id[::-1],
-                    error,
-                )
+                if self._media.reaches(region_id):
+                    log.warning(
+                        "region %d of device %d cannot be read (%s): its objects are misses",
+                        *region_id[::-1],
+                        error,
+                    )
                 self._space.drop_region(region_id)
+                self._media.give_up(region_id)
+                unread.add(region_id)
                 return
             for record in self._space.load_chunk(region_id, chunk.chunk, records):
                 self._found[record.ref] = record
 
         await for_each(chunks, read, at_once=16)
+        self._found = {ref: record for ref, record in self._found.items() if self._media.reaches(ref)}
+        if unread and self._room is not None:  # to be looked at the next time, whatever else is clean
+            again = [c for c in chunks if RegionId(c.device, c.region) in unread]
+            self._catalog.mark_dirty(*again)
+        return len(unread)
 
     def _is_scanned(self, ref: SlotRef) -> bool:
         """Whether it is known what became of this use of a slot: by a scan, or because the catalogue is right."""
-        return self._media.available(ref.device)
+        return self._media.reaches(ref)
 
     # ── 2. and 3. what is live ───────────────────────────────────────────────────────────────────────────
 
     async def _reconcile(self, result: Recovered) -> None:
+        self._drop_outdated(await self._half_gone())
         broken: list[Descriptor] = []
-        self._drop_outdated(await self._half_gone(broken))
         candidates: list[Descriptor] = []
         for record in list(self._found.values()):
             if record.kind in {Kind.BODY, Kind.INDEX}:
                 continue
             whole = record.kind is not Kind.HEAD or await self._is_whole(record)
-            (candidates if whole else broken).append(record)
+            if not whole:
+                broken.append(record)
+            candidates.append(record if whole else _as_tombstone(record))
         rivals = [
             r
             for c in candidates
             if (r := self._catalog.get(c.directory, c.name)) and r.ref not in self._found
         ]
+        result.high = max((c.stamp for c in candidates), default=Stamp(0))
         resolution = stamps.resolve({r.ref: r for r in [*candidates, *rivals]}.values(), self._is_scanned)
         for (directory, name), record in resolution.live.items():
             self._catalog.put(replace(record, directory=directory, name=name))
         orphans = self._drop_orphans() if result.trust is Trust.STALE else []
         result.broken = len(broken)
         parts = await self._unclaimed()
-        garbage = [*resolution.garbage, *broken, *orphans, *parts]
+        garbage = [*resolution.garbage, *orphans, *parts]
         result.garbage = len(garbage)
         await self._free(garbage)
 
-    async def _half_gone(self, broken: list[Descriptor]) -> list[Descriptor]:
+    async def _half_gone(self) -> list[Descriptor]:
         """Catalogue entries that a scan contradicts: their head is another one now, or a part of them is not theirs."""
         outdated: list[Descriptor] = []
         for record in self._catalog.scan():
             if self._is_of_old_epoch(record):
                 outdated.append(record)
-            elif chunk_of(record.address) in self._scanned:
+            elif self._media.reaches(record.ref) and chunk_of(record.address) in self._scanned:
                 found = self._found.get(record.ref)
                 if found is None or (found.object_id, found.sequence) != (record.object_id, record.sequence):
                     outdated.append(record)
             elif self._touches_scanned(record) and not await self._is_whole(record):
                 outdated.append(record)
-                broken.append(record)
+                if self._media.reaches(record.ref):
+                    self._found[record.ref] = record
         return outdated
 
     def _touches_scanned(self, record: Descriptor) -> bool:
@@ -230,41 +255,57 @@ class Recovery:
             self._catalog.delete(record.directory, record.name)
 
     async def _is_whole(self, head: Descriptor) -> bool:
-        """Whether every slot that a head lists says that it belongs to it. Parts on missing devices are believed."""
-        kind = Kind.INDEX if head.indexed else Kind.BODY
-        if not await self._all_belong(head, [e.ref for e in head.extents if not e.is_hole], kind):
-            return False
-        if not head.indexed or not self._reachable(head):
-            return True
-        try:
-            extents = await self._reader.extents(head)
-        except (IntegrityError, DeviceError, Unavailable):
-            return False
-        return await self._all_belong(head, [e.ref for e in extents if not e.is_hole], Kind.BODY)
+        """Whether every slot that a head lists says that it belongs to it. What is out of reach is believed."""
+        count = -(-head.size // self._reader.extent_size) if not head.inline else 0
+        if head.indexed:
+            indexes = -(-count // layout.entries_per_index(layout.index_class(count)))
+            if len(head.extents) != indexes or not await self._all_belong(head, head.extents, Kind.INDEX):
+                return False
+            if not self._media.reachable(head):
+                return True
+            try:
+                extents = await self._reader.extents(head)
+            except IntegrityError:
+                return False
+            except (DeviceError, Unavailable):
+                return True
+        else:
+            extents = head.extents
+        return len(extents) == count and await self._all_belong(head, extents, Kind.BODY)
 
-    def _reachable(self, head: Descriptor) -> bool:
-        return self._media.reachable(head)
-
-    async def _all_belong(self, head: Descriptor, refs: Iterable[SlotRef], kind: Kind) -> bool:
-        for ref in refs:
-            if ref == head.ref or not self._media.available(ref.device):
+    async def _all_belong(self, head: Descriptor, extents: Iterable[ExtentRef], kind: Kind) -> bool:
+        """Media are not trusted: a slot that is listed may not exist, or be too small."""
+        count = -(-head.size // self._reader.extent_size)
+        for index, extent in enumerate(extents):
+            if extent.is_hole or not self._media.reaches(extent):
                 continue
-            part = await self._record_at(ref)
-            if part is None or (part.kind, part.object_id, part.generation) != (
-                kind,
-                head.object_id,
-                ref.generation,
-            ):
+            used = extent_length(head.size, index, self._reader.extent_size)
+            if kind is Kind.INDEX:
+                used = layout.index_class(count).payload_size
+            if not self._has_slot(extent, used):
+                return False
+            if extent.ref != head.ref and not await self._belongs(head, extent.ref, kind):
                 return False
         return True
 
-    async def _record_at(self, ref: SlotRef) -> Descriptor | None:
+    def _has_slot(self, extent: ExtentRef, used: int) -> bool:
+        header = self._media.header(RegionId(extent.device, extent.region))
+        geometry = self._media.class_geometry(extent.device, header.slot_class)
+        return extent.slot < geometry.slots and used <= header.slot_class.payload_size
+
+    async def _belongs(self, head: Descriptor, ref: SlotRef, kind: Kind) -> bool:
         if chunk_of(ref.address) in self._scanned:
-            return self._found.get(ref)
-        try:
-            return await self._media.read_descriptor(ref.address)
-        except (DeviceError, Unavailable):
-            return None
+            part = self._found.get(ref)
+        else:
+            try:
+                part = await self._media.read_descriptor(ref.address)
+            except (DeviceError, Unavailable):
+                return True
+        return part is not None and (part.kind, part.object_id, part.generation) == (
+            kind,
+            head.object_id,
+            ref.generation,
+        )
 
     def _drop_orphans(self) -> list[Descriptor]:
         """Take out what no path leads to. Only when everything was seen, since a directory may be elsewhere."""
@@ -289,19 +330,29 @@ class Recovery:
         """Bodies and index slots that no live head lists."""
         parts = [record for record in self._found.values() if record.kind in {Kind.BODY, Kind.INDEX}]
         claims: dict[SlotRef, frozenset[SlotRef]] = {}
+        unread: set[SlotRef] = set()
         for part in parts:
-            if part.head is None or part.head in claims:
+            if part.head is None or part.head in claims or part.head in unread:
                 continue
             head = self._catalog.by_id(part.object_id)
             if head is not None and head.ref == part.head:
-                claims[part.head] = frozenset(await self._slots(head))
-        return stamps.unclaimed(parts, claims, self._is_scanned)
+                slots = await self._slots(head)
+                if slots is None:
+                    unread.add(part.head)
+                else:
+                    claims[part.head] = frozenset(slots)
+        return stamps.unclaimed([p for p in parts if p.head not in unread], claims, self._is_scanned)
 
-    async def _slots(self, head: Descriptor) -> list[SlotRef]:
+    async def _slots(self, head: Descriptor) -> list[SlotRef] | None:
+        """Every slot of an object; None if its index cannot be read."""
         try:
-            return slots_of(head, await self._reader.extents(head) if self._reachable(head) else ())
+            extents = await self._reader.extents(head) if self._media.reachable(head) else head.extents
         except (IntegrityError, DeviceError, Unavailable):
-            return slots_of(head, ())
+            return None
+        if head.indexed and extents is head.extents:
+            return None
+        self._reader.learn(head, extents)
+        return slots_of(head, extents)
 
     async def _free(self, garbage: Iterable[Descriptor]) -> None:
         if self._room is None:
@@ -311,6 +362,8 @@ class Recovery:
             named = record.kind not in {Kind.BODY, Kind.INDEX}
             if named and stopped:
                 continue  # see stamps.Resolution.garbage: a later one may keep this one from coming back
+            if not self._media.reaches(record.ref):
+                continue
             if chunk_of(record.address) not in self._scanned:
                 self._space.claim(record.ref, record.object_id, record.sequence)
             done = await self._room.invalidate([record.ref])
@@ -322,34 +375,50 @@ class Recovery:
     async def _claim(self, result: Recovered, policy: Policy) -> None:
         """Mark the slots of everything in the catalogue as taken, and order it for eviction."""
         files: list[tuple[Stamp, ObjectId]] = []
-        classes = {}
+        classes = self._strand(result)
+        policy_first = list(classes)
         for record in self._catalog.scan():
             result.high = max(result.high, record.stamp)
-            slots = await self._slots(record)
-            for ref in slots:
-                if chunk_of(ref.address) not in self._scanned and self._media.available(ref.device):
-                    sequence = record.sequence if ref == record.ref else 0
-                    if (
-                        not self._space.claim(ref, record.object_id, sequence)
-                        and result.trust is not Trust.STALE
-                    ):
-                        raise Contradiction(f"{record.name!r} is not in slot {tuple(ref)}")
+            slots = await self._slots(record) or slots_of(record, ())
+            self._claim_slots(record, slots, result.trust)
             self._note_debts(record, result)
-            if record.kind is Kind.HEAD and self._reachable(record):
+            if record.kind is Kind.HEAD and (its_classes := self._media.classes(slots)):
                 files.append((record.stamp, record.object_id))
-                classes[record.object_id] = self._media.classes(slots)
-        for object_id in self._catalog.load_order():
+                classes[record.object_id] = its_classes
+        order = [*policy_first, *self._catalog.load_order(), *(object_id for _, object_id in sorted(files))]
+        for object_id in order:
             if object_id in classes:
                 policy.add(object_id, classes.pop(object_id), trio.current_time())
-        for _, object_id in sorted(files):
-            if object_id in classes:
-                policy.add(object_id, classes[object_id], trio.current_time())
+
+    def _claim_slots(self, record: Descriptor, slots: Iterable[SlotRef], trust: Trust) -> None:
+        for ref in slots:
+            if chunk_of(ref.address) in self._scanned or not self._media.reaches(ref):
+                continue
+            sequence = record.sequence if ref == record.ref else 0
+            claimed = self._space.claim(ref, record.object_id, sequence)
+            # Who reads beside a writer sees its catalogue change, and needs no space.
+            if not claimed and trust is not Trust.STALE and self._room is not None:
+                raise Contradiction(f"{record.name!r} is not in slot {tuple(ref)}")
+
+    def _strand(self, result: Recovered) -> dict[ObjectId, frozenset[SlotClass]]:
+        """Find the parts of objects that nobody knows, since their head is out of reach: first to go."""
+        for record in self._found.values():
+            if (
+                record.kind in {Kind.BODY, Kind.INDEX}
+                and record.head is not None
+                and not self._media.reaches(record.head)
+                and self._catalog.by_id(record.object_id) is None
+            ):
+                result.stranded.setdefault(record.object_id, []).append(record.ref)
+        return {object_id: self._media.classes(refs) for object_id, refs in result.stranded.items()}
 
     def _note_debts(self, record: Descriptor, result: Recovered) -> None:
         owed = tuple(
-            ref
-            for ref in record.supersedes
-            if not self._media.available(ref.device) or self._space.in_use(ref)
+            ref for ref in record.supersedes if not self._media.reaches(ref) or self._space.in_use(ref)
         )
         if owed:
             result.owed[record.object_id] = owed
+
+
+def _as_tombstone(broken: Descriptor) -> Descriptor:
+    return replace(broken, kind=Kind.TOMBSTONE)

@@ -10,14 +10,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from uuid import UUID
 
 import trio
 
 from blockdev.catalog import Catalog
-from blockdev.errors import DeviceError, NoSpace, Unavailable
+from blockdev.errors import DeviceError, DeviceTimeout, FormatError, NoSpace, Unavailable
 from blockdev.eviction import Policy
 from blockdev.locks import KeyedLocks
 from blockdev.media import Media
@@ -42,6 +41,10 @@ log = logging.getLogger(__name__)
 
 Evict = Callable[[ObjectId], Awaitable[bool]]
 """Let an object go; False if it may not go now."""
+MayGo = Callable[[ObjectId], bool]
+"""Whether it makes sense to ask for it."""
+Find = Callable[[Descriptor], bool]
+"""Told of a record in use that no object claims; whether it means nothing and its slot may be freed."""
 
 
 @dataclass(slots=True)
@@ -74,7 +77,11 @@ class RoomOptions:
 class Room:
     """Slots for one writing member.
 
-    :ivar evict: lets an object go; set by the pool
+    :ivar evict: lets an object go
+    :ivar may_go: whether an object is one that `evict` would let go
+    :ivar found: decides about records whose slots were not looked at when the pool was opened
+
+    The three are set by the pool.
     """
 
     def __init__(
@@ -89,8 +96,14 @@ class Room:
         self._formatting = trio.Lock()
         self._dirty = set(catalog.dirty_chunks())
         self._unflushed: set[SlotAddress] = set()
+        """Slots in limbo whose invalidation is not durable yet."""
+        self._flushing = trio.Lock()
         self._held: dict[SlotAddress, Callable[[], bool]] = {}
+        self._late: set[SlotAddress] = set()
+        """Slots whose descriptor may yet change, since a write was given up: not to be written again."""
         self.evict: Evict = _evict_nothing
+        self.may_go: MayGo = lambda _: False
+        self.found: Find = lambda _: False
         self.counters = RoomCounters()
 
     @property
@@ -127,18 +140,57 @@ class Room:
                         f"no room for {slot_class.payload_size or 'inline'} bytes: all that is left is in use"
                     )
 
+    def take(self, slot_class: SlotClass) -> SlotRef | None:
+        """A slot as from `reserve`, if one is free."""
+        return self._space.take(slot_class)
+
+    def is_reserved(self, ref: SlotRef) -> bool:
+        """Whether it was given by `reserve` and is nothing else yet."""
+        return self._space.is_reserved(ref)
+
+    def has_failed(self, ref: SlotRef) -> bool:
+        """Whether the slot is not used any more: it failed, or its region or device did."""
+        return self._space.has_failed(ref)
+
     def give_back(self, ref: SlotRef) -> None:
         """Undo `reserve`: nothing was published in the slot."""
         self._space.give_back(ref)
 
+    def quarantine(self, ref: SlotRef) -> None:
+        """Do not use a slot again, if it is in this use."""
+        self._space.quarantine(ref)
+
+    def reaches(self, ref: SlotRef) -> bool:
+        """Whether a slot is where it can be read."""
+        return self._media.reaches(ref)
+
+    def classes(self, refs: Iterable[SlotRef]) -> frozenset[SlotClass]:
+        """The classes of those of these slots that can be read."""
+        return self._media.classes(refs)
+
+    async def write_payload(self, ref: SlotRef, data: memoryview) -> None:
+        """Write `data` (whole pages) to the start of a reserved slot's payload.
+
+        :raises DeviceTimeout: the slot is not used again, since the write may still arrive
+        :raises Unavailable, DeviceError:
+        """
+        try:
+            await self._media.write_payload(ref.address, data)
+        except DeviceTimeout:
+            self._space.quarantine(ref.address)
+            raise
+
     async def _make_room(self, slot_class: SlotClass) -> bool:
-        """Take one step towards a free slot; False if none is left to take."""
+        """Take one step towards a free slot; False if none is left to take.
+
+        Each step may be cancelled: what it was about to change is then as before.
+        """
         return (
             await self._reap()
             or await self._load_unknown(slot_class)
             or await self._format_unused(slot_class)
             or await self._evict_or_repurpose(slot_class)
-            or await self._wait_for_grace(slot_class)
+            or await self._wait_for_grace()
         )
 
     async def _reap(self) -> bool:
@@ -146,10 +198,26 @@ class Room:
         return bool(self._space.reap(trio.current_time(), self._is_held))
 
     async def flush_freed(self) -> None:
-        """With `durability: flush`, make the invalidations so far durable. :raises Unavailable, DeviceError:"""
-        batch = set(self._unflushed)
-        await self._media.flush({a.device for a in batch if self._media.available(a.device)})
-        self._unflushed -= batch
+        """With `durability: flush`, make the invalidations so far durable. A device that cannot is lost, and none of its slots are handed out."""
+        async with self._flushing:  # who has discarded a slot may not find that another discards it later
+            for device in {address.device for address in self._unflushed}:
+                freed = [address for address in self._unflushed if address.device == device]
+                try:
+                    await self._media.flush([device])
+                except (DeviceError, Unavailable):
+                    self._unflushed.difference_update(freed)
+                    continue
+                for address in freed:
+                    if address not in self._held:
+                        await self._discard(address)
+                    self._unflushed.discard(address)
+
+    async def _discard(self, address: SlotAddress) -> None:
+        """Tell the device that nobody needs a payload, while nobody can be given its slot."""
+        try:
+            await self._media.discard_payload(address)
+        except DeviceTimeout:
+            self._space.quarantine(address)
 
     def _is_held(self, address: SlotAddress) -> bool:
         if address in self._unflushed:
@@ -169,30 +237,27 @@ class Room:
         region, chunk = found
         try:
             records = await self._media.read_chunk(region, chunk)
-        except (DeviceError, Unavailable) as error:
+        except (DeviceError, Unavailable, FormatError) as error:
             log.warning(
                 "region %s of device %s cannot be read (%s): not used", region.region, region.device, error
             )
             self._space.drop_region(region)
             return True
-        stale = self._space.load_chunk(region, chunk, records)
-        # A tombstone keeps a record on a missing device from coming back: only a scan of everything may free it.
-        garbage = [record.ref for record in stale if record.kind is not Kind.TOMBSTONE]
-        await self.invalidate(garbage, head_first=False)
+        garbage = [r.ref for r in self._space.load_chunk(region, chunk, records) if self.found(r)]
+        with trio.CancelScope(shield=True):
+            await self.invalidate(garbage)
         return True
 
     async def _format_unused(self, slot_class: SlotClass) -> bool:
         async with self._formatting:
             if self._space.has_free(slot_class):
                 return True  # given back, or formatted by somebody else, while we waited
-            devices = self._space.lacking_devices(slot_class)
-            regions = [
-                self._space.unused_region(slot_class) for _ in devices
-            ]  # one a device: stripes from the start
-            for region in regions:
+            lacking = len(self._space.lacking_devices(slot_class))
+            for _ in range(lacking):  # one a device: stripes from the start
+                region = self._space.unused_region(slot_class)
                 if region is not None:
                     await self._format(region, slot_class)
-            return bool(devices)
+            return lacking > 0
 
     async def _format(self, region: RegionId, slot_class: SlotClass) -> None:
         try:
@@ -201,6 +266,9 @@ class Room:
             log.warning("region %s of device %s cannot be formatted (%s): not used", *region[::-1], error)
             self._space.drop_region(region)
             return
+        except BaseException:
+            self._space.add_unused(region)  # cancelled: nothing of it goes on
+            raise
         self.counters.formatted += 1
         slots = self._media.geometry(region).slots
         self._space.add_region(Region.formatted(region, slot_class, header.epoch, slots))
@@ -217,33 +285,60 @@ class Room:
         for candidate in self._policy.victims(slot_class):
             if await self.evict(candidate):
                 return True
-        return False
+        return await self._empty_inline(slot_class)
+
+    async def _empty_inline(self, slot_class: SlotClass) -> bool:
+        """Take a region from the small files, which may have taken all. The last resort: it may hold 10^6 of them."""
+        if slot_class is SlotClass.INLINE:
+            return False
+        if await self._load_unknown(SlotClass.INLINE):
+            return True  # every tombstone must be known
+        coldest = self._space.coldest_region(slot_class, self._may_go_whole)
+        return coldest is not None and await self._repurpose(coldest, slot_class)
 
     def _may_empty(self, region: Region) -> bool:
-        # Inline regions hold directories, which stay: not worth a look at their many slots.
-        if region.slot_class is SlotClass.INLINE or region.counts[SlotState.LIMBO]:
+        # Inline regions hold directories, which stay: mostly not worth a look at their many slots.
+        return region.slot_class is not SlotClass.INLINE and self._may_go_whole(region)
+
+    def _may_go_whole(self, region: Region) -> bool:
+        if region.counts[SlotState.LIMBO] or self._media.may_change(region.id):
             return False
-        return all(owner in self._policy for owner in region.owners())
+        return all(owner in self._policy and self.may_go(owner) for owner in region.owners())
 
     async def _repurpose(self, region_id: RegionId, slot_class: SlotClass) -> bool:
+        """Give a region to another class; False if something in it stays."""
+        epoch = self._space.region(region_id).epoch
         async with self._formatting:
-            region = self._space.close_region(region_id)  # no slot of it is handed out from here on
-            for owner in list(region.owners()):
-                if not await self.evict(owner):
-                    self._space.reopen_region(region_id)
-                    return False
-            await self._reap()
-            if not region.is_empty:
+            try:
+                region = self._space.close_region(region_id)  # no slot of it is handed out from here on
+            except Unavailable:
+                return True  # lost while we waited for our turn
+            emptied = False
+            try:
+                if region.epoch != epoch:
+                    return True  # another class was faster
+                emptied = await self._empty(region)
+            finally:
                 self._space.reopen_region(region_id)
+            if not (emptied and region.is_empty and region.ledger):
                 return False
             self._space.remove_region(region_id)
             await self._format(region_id, slot_class)
             self.counters.repurposed += 1
             return True
 
-    async def _wait_for_grace(self, slot_class: SlotClass) -> bool:
-        ready = self._space.next_ready(slot_class)
-        if ready is None or math.isinf(ready):
+    async def _empty(self, region: Region) -> bool:
+        """Let go what is in a region; False if something stays."""
+        for owner in list(region.owners()):
+            if not await self.evict(owner):
+                return False
+        await self._reap()
+        return True
+
+    async def _wait_for_grace(self) -> bool:
+        """Wait until slots leave limbo; of any class, since a region that is empty by then can change its class."""
+        ready = min((r for c in SlotClass if (r := self._space.next_ready(c)) is not None), default=math.inf)
+        if math.isinf(ready):
             return False
         self.counters.limbo_waits += 1
         await trio.sleep_until(ready)
@@ -253,7 +348,10 @@ class Room:
 
     async def sequence_of(self, address: SlotAddress) -> int:
         """The sequence of the slot's current record. :raises Unavailable, DeviceError:"""
-        known = self._space.sequence(address)
+        try:
+            known = self._space.sequence(address)
+        except Unavailable:  # its region gives no slots any more, but may be readable
+            known = 0
         if known:
             return known
         record = await self._media.read_descriptor(address)
@@ -266,63 +364,81 @@ class Room:
 
     def publish(self, ref: SlotRef, owner: ObjectId) -> None:
         """The record of `owner` was written into a reserved slot. Nothing if its device was lost meanwhile."""
-        with suppress(Unavailable):
-            self._space.publish(ref, owner)
-            self._space.touch(ref, trio.current_time())
+        self._space.publish(ref, owner)
+        self._space.touch(ref, trio.current_time())
 
     async def write_record(self, descriptor: Descriptor) -> None:
         """Write a slot's next record, the chunk marked first so that a crash cannot hide it from the catalogue.
 
+        :raises DeviceTimeout: the slot is not used again, since the record may still arrive
         :raises Unavailable, DeviceError: whether it was written is unknown
         """
-        self._mark(descriptor.address)
-        await self._media.write_descriptor(descriptor)
+        self.mark(descriptor.address)
+        try:
+            await self._media.write_descriptor(descriptor)
+        except DeviceTimeout:
+            self._late.add(descriptor.address)
+            self._space.quarantine(descriptor.address)
+            raise
+        self.note_written(descriptor)
+
+    def note_written(self, descriptor: Descriptor) -> None:
+        """A record is there after all."""
         self._space.set_sequence(descriptor.address, descriptor.sequence)
 
-    async def invalidate(
-        self, refs: Iterable[SlotRef], held: Callable[[], bool] | None = None, *, head_first: bool = True
-    ) -> bool:
+    async def invalidate(self, refs: Iterable[SlotRef], held: Callable[[], bool] | None = None) -> bool:
         """Free slots, one after the other; they are reused after their limbo.
 
         :param held: says whether somebody still reads them; asked until it is false
-        :param head_first: the first of `refs` is a head: the others stay valid if it cannot be freed
-        :returns: whether all that could be tried are invalid on media now
+        :returns: whether the first of them is invalid on media now
         """
-        every = True
-        for ref in refs:
-            done = await self._invalidate_one(ref, held)
-            every = every and done
-            if head_first and not done:
-                return False
-            head_first = False
-        return every
+        done = [await self._invalidate_one(ref, held) for ref in refs]
+        return all(done[:1])
 
     async def _invalidate_one(self, ref: SlotRef, held: Callable[[], bool] | None) -> bool:
-        self._mark(ref.address)  # also when it fails: then the media say other than the catalogue
+        self.mark(ref.address)  # also when it fails: then the media say other than the catalogue
+        generation = Generation(ref.generation + 1)
         try:
+            if ref.address in self._late:
+                raise Unavailable("a write to it was given up")
+            if await self._is_over(ref):
+                return True
             epoch, sequence = await self.place(ref)
-            generation = Generation(ref.generation + 1)
             free = Descriptor(Kind.FREE, ref.address, epoch, generation, sequence + 1)
             await self.write_record(free)
         except (DeviceError, Unavailable) as error:
-            log.warning(
-                "slot %s could not be freed (%s): not used until the pool is scanned", tuple(ref), error
-            )
-            self._space.quarantine(ref.address)
-            self.counters.failed += 1
+            if self._media.available(ref.device):
+                log.warning(
+                    "slot %s could not be freed (%s): not used until the pool is scanned", tuple(ref), error
+                )
+                self.counters.failed += 1
+                self._space.quarantine(ref.address)
             return False
+        pinned = held is not None and held()
+        if held is not None and pinned:
+            self._held[ref.address] = held
         if self._options.flush:
             self._unflushed.add(ref.address)
-        if held is not None and held():
-            self._held[ref.address] = held
-        else:
-            await self._media.discard_payload(ref.address)  # while nobody can be given the slot
+        elif not pinned:
+            await self._discard(ref.address)
         self._space.free(ref, generation, free.sequence, trio.current_time() + self._options.grace)
         return True
+
+    async def _is_over(self, ref: SlotRef) -> bool:
+        """Whether a slot is known to be in another use by now, or in none. :raises Unavailable, DeviceError:"""
+        if self._media.header(RegionId(ref.device, ref.region)).epoch != ref.generation >> 32:
+            return True
+        known = self._space.generation(ref.address)
+        if known is None:
+            record = await self._media.read_descriptor(ref.address)
+            known = record.generation if record is not None else ref.generation
+        return known != ref.generation
 
     async def ensure_invalid(self, ref: SlotRef) -> bool:
         """Whether this use of a slot is over on media, as durably as publications are."""
         try:
+            if self._media.header(RegionId(ref.device, ref.region)).epoch != ref.generation >> 32:
+                return True  # the region was formatted since: no record of that time is believed
             if ref.address in self._unflushed:
                 await self.flush_freed()
             record = await self._media.read_descriptor(ref.address)
@@ -335,9 +451,10 @@ class Room:
         if self._options.flush:
             await self._media.flush({ref.device for ref in refs})
 
-    def _mark(self, address: SlotAddress) -> None:
+    def mark(self, address: SlotAddress) -> None:
+        """Remember, before it is written or counted on, that a slot may differ from the catalogue."""
         chunk = DirtyChunk(address.device, address.region, address.slot // CHUNK_SLOTS)
-        if chunk not in self._dirty:
+        if chunk not in self._dirty and self._media.reaches(address):
             self._catalog.mark_dirty(chunk)
             self._dirty.add(chunk)
 

@@ -288,9 +288,31 @@ class Space:
             and region.state(ref.slot) in {SlotState.RESERVED, SlotState.LIVE, SlotState.BAD}
         )
 
+    def is_reserved(self, ref: SlotRef) -> bool:
+        """Whether the slot was taken for this use, and neither published nor given up since."""
+        region = self._regions.get(RegionId(ref.device, ref.region))
+        return (
+            region is not None
+            and ref.slot < region.slots
+            and region.generation[ref.slot] == ref.generation
+            and region.state(ref.slot) is SlotState.RESERVED
+        )
+
+    def has_failed(self, ref: SlotRef) -> bool:
+        """Whether the slot was quarantined, or its region or device dropped."""
+        region = self._regions.get(RegionId(ref.device, ref.region))
+        if region is None:
+            return ref.device in self._lost or RegionId(ref.device, ref.region) in self._dropped
+        return ref.slot < region.slots and region.state(ref.slot) is SlotState.BAD
+
     def ref_of(self, address: SlotAddress) -> SlotRef:
         """The slot's current use, or its next one if it is free. :raises Unavailable: its region was dropped"""
         return self.region(RegionId(address.device, address.region)).ref(address.slot)
+
+    def generation(self, address: SlotAddress) -> Generation | None:
+        """Of the slot's current use, or of its next one if it is free; None if that is not known."""
+        region = self._regions.get(RegionId(address.device, address.region))
+        return None if region is None else Generation(region.generation[address.slot]) or None
 
     def sequence(self, address: SlotAddress) -> int:
         """Sequence of the slot's record; 0 if it is not known. :raises Unavailable: its region was dropped"""

@@ -1,25 +1,21 @@
-"""Which versions exist: who reads them, what a newer one still owes the older, and how one leaves."""
+"""Which versions exist: who reads them, and how one leaves."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from blockdev.catalog import Catalog
+from blockdev.debts import Debts
 from blockdev.errors import DeviceError, IntegrityError, Unavailable
 from blockdev.eviction import Policy
 from blockdev.publication import slots_of
 from blockdev.reading import Reader
 from blockdev.room import Room
-from blockdev.stamps import next_stamp
-from blockdev.types import NO_ID, Descriptor, Kind, ObjectId, SlotClass, SlotRef, Stamp
+from blockdev.types import Descriptor, ExtentRef, Kind, ObjectId, SlotRef, Stamp
 
 log = logging.getLogger(__name__)
-
-_OWED_MAX = 3
-"""Superseded slots that a record may list before they are looked after; `publisher.OWED_ROOM` is kept for them."""
 
 
 class Pins:
@@ -63,102 +59,43 @@ class Pins:
         return pinned
 
 
-@dataclass(slots=True)
-class Debts:
-    """What is left of the past.
-
-    :ivar owed: per object, the slots of older versions that are not known to be invalid on media
-    :ivar high: the largest stamp seen
-    """
-
-    owed: dict[ObjectId, tuple[SlotRef, ...]]
-    high: Stamp
-
-
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """Where times and identities come from.
-
-    :ivar wall_ns: the wall clock, ns since 1970
-    :ivar entropy: that many random bytes
-    """
-
-    wall_ns: Callable[[], int]
-    entropy: Callable[[int], bytes]
-
-
 class Versions:
-    """Versions of objects on media, as the catalogue knows them."""
+    """Versions of objects on media, as the catalogue knows them.
+
+    :param stranded: parts of objects whose head is out of reach, so that the catalogue does not know them
+    """
 
     def __init__(
-        self, catalog: Catalog, policy: Policy, room: Room, reader: Reader, debts: Debts, sources: Sources
+        self,
+        catalog: Catalog,
+        policy: Policy,
+        room: Room,
+        reader: Reader,
+        debts: Debts,
+        stranded: dict[ObjectId, list[SlotRef]],
     ) -> None:
         self.pins = Pins()
         self.unread: set[ObjectId] = set()
         """Published since the pool was opened and not used yet."""
-        self.wall_ns = sources.wall_ns
-        self._entropy = sources.entropy
+        self.debts = debts
         self._catalog = catalog
         self._policy = policy
         self._room = room
         self._reader = reader
-        self._owed = debts.owed
-        self._high = debts.high
-
-    def new_id(self) -> ObjectId:
-        """An identity that no object had."""
-        return ObjectId(self._entropy(len(NO_ID)))
-
-    def next_stamp(self, *seen: Descriptor | None) -> Stamp:
-        """A stamp later than every one so far."""
-        largest = max([self._high, *(record.stamp for record in seen if record is not None)])
-        self._high = next_stamp(self.wall_ns(), largest)
-        return self._high
-
-    # ── debts ────────────────────────────────────────────────────────────────────────────────────────────
-
-    def owed_by(self, object_id: ObjectId) -> tuple[SlotRef, ...]:
-        """Slots that must be invalid before this object may go, lest a scan brings them back."""
-        return self._owed.get(object_id, ())
-
-    async def inherit(self, heir: ObjectId | None, old: Descriptor | None) -> tuple[SlotRef, ...]:
-        """What a record owes that continues `heir` and takes the name of `old`; few enough for a record."""
-        owed = self._inherited(heir, old)
-        if len(owed) > _OWED_MAX:
-            for object_id in (heir, old.object_id if old is not None else None):
-                if object_id is not None:
-                    await self.settle(object_id)
-            owed = self._inherited(heir, old)
-        return owed
-
-    def _inherited(self, heir: ObjectId | None, old: Descriptor | None) -> tuple[SlotRef, ...]:
-        owed = list(self._owed.get(heir, ())) if heir is not None else []
-        if old is not None and old.object_id != heir:
-            owed += [*self._owed.get(old.object_id, ()), old.ref]
-        return tuple(dict.fromkeys(owed))
+        self._stranded = stranded
 
     def remember(self, head: Descriptor) -> None:
         """Enter a durable record into the catalogue."""
+        for ref in head.supersedes:
+            self._room.mark(ref.address)  # after a crash, what it owes is looked at
         self._catalog.put(head)
-        if head.supersedes:
-            self._owed[head.object_id] = head.supersedes
+        self.debts.take_over(head)
 
-    def arrived(self, object_id: ObjectId, classes: frozenset[SlotClass], now: float) -> None:
-        """A file has a new version in slots of these classes."""
-        self._policy.remove(object_id)
-        self._policy.add(object_id, classes, now)
-        self.unread.add(object_id)
-
-    async def settle(self, object_id: ObjectId) -> bool:
-        """Make what the object replaced invalid on media; whether all of it is."""
-        left = [ref for ref in self._owed.get(object_id, ()) if not await self._room.ensure_invalid(ref)]
-        if left:
-            self._owed[object_id] = tuple(left)
-        else:
-            self._owed.pop(object_id, None)
-        return not left
-
-    # ── leaving ──────────────────────────────────────────────────────────────────────────────────────────
+    def arrived(self, head: Descriptor, extents: Iterable[ExtentRef], now: float) -> None:
+        """A file has a new version."""
+        self._policy.remove(head.object_id)
+        self._policy.add(head.object_id, self._room.classes(slots_of(head, extents)), now)
+        self.unread.add(head.object_id)
 
     async def slots(self, record: Descriptor) -> list[SlotRef]:
         """Every slot of a version, its head first."""
@@ -170,60 +107,88 @@ class Versions:
             )
             return slots_of(record, ())
 
-    async def free(self, record: Descriptor) -> bool:
+    # ── leaving ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def found(self, record: Descriptor) -> bool:
+        """Whether a record means nothing that no object claims, found when its slot was looked at for the first time.
+
+        A tombstone and a directory may keep others alive or dead; only a scan of everything tells. Parts of an object
+        whose index cannot be read are its own. Parts of one whose head is out of reach would be kept if there were
+        room, but whoever looks at slots one by one has none.
+        """
+        if record.kind in {Kind.BODY, Kind.INDEX}:
+            owner = self._catalog.by_id(record.object_id)
+            return owner is None or owner.ref != record.head
+        return record.kind in {Kind.HEAD, Kind.SYMLINK}
+
+    async def may_leave(self, record: Descriptor) -> bool:
+        """Whether an object may be let go: that gives room, and nothing older would come back."""
+        if not any(map(self._room.reaches, await self.slots(record))):
+            self._policy.remove(record.object_id)
+            return False
+        return await self.debts.clear(record)
+
+    async def leave(self, record: Descriptor) -> bool:
+        """Let an object go that may; whether its head is invalid."""
+        self._room.mark(record.address)
+        self.debts.leave(record)
+        self._catalog.delete(record.directory, record.name)
+        return await self._free(record)
+
+    async def leave_damaged(self, record: Descriptor) -> None:
+        """Let an object go whose bytes are wrong; its slots are not used again."""
+        for ref in await self.slots(record):
+            self._room.quarantine(ref)  # before it is freed
+        if await self.debts.clear(record):
+            await self.leave(record)
+        else:  # its head stays, to keep what it replaced from coming back
+            self.debts.leave(record)
+            self._catalog.delete(record.directory, record.name)
+            self._policy.remove(record.object_id)
+
+    async def _free(self, record: Descriptor) -> bool:
         """Invalidate all slots of an object that no name stands for any more; whether its head is invalid."""
         self._policy.remove(record.object_id)
         self.unread.discard(record.object_id)
         slots = await self.slots(record)
-        self._reader.forget(record.object_id, record.stamp)
-        return await self._room.invalidate(slots, self.pins.older_than(record.object_id, None))
+        self._reader.forget(record)
+        invalid = await self._room.invalidate(slots, self.pins.older_than(record.object_id, None))
+        if invalid:
+            self.debts.gone(record)
+        return invalid
 
     async def drop(self, record: Descriptor, gone: Iterable[SlotRef], stamp: Stamp) -> None:
         """Free the slots that version `stamp` of an object does not share with the one before, `record`."""
-        self._reader.forget(record.object_id, record.stamp)
-        await self._room.invalidate(gone, self.pins.older_than(record.object_id, stamp), head_first=False)
+        self._reader.forget(record)
+        await self._room.invalidate(gone, self.pins.older_than(record.object_id, stamp))
 
     async def replaced(self, old: Descriptor, successor: Descriptor) -> None:
         """Free the object whose name `successor` took."""
-        await self.free(old)
-        self._owed.pop(old.object_id, None)
+        await self._free(old)
+        self.debts.forgive(old.object_id)
         if (
             not self._room.flushes
         ):  # else the debt stays until the successor leaves: a flush for each would be dear
-            await self.settle(successor.object_id)
+            await self.debts.settle(successor.object_id)
 
     async def remove(self, record: Descriptor) -> None:
-        """Let an object go for good, leaving a tombstone if what it replaced cannot be made invalid now.
+        """Let an object go for good, leaving a tombstone if it, or what it replaced, cannot be made invalid now.
 
         :raises NoSpace: for a tombstone
-        :raises Unavailable, DeviceError: it is still there
+        :raises Unavailable, DeviceError: it may come back
         """
-        if not await self.settle(record.object_id):
-            await self._entomb(record)
-        self._catalog.delete(record.directory, record.name)
-        if not await self.free(record):
-            raise Unavailable(f"{record.name!r} is on a device that does not answer")
+        buried = not (self._room.reaches(record.ref) and await self.debts.settle(record.object_id))
+        if buried:
+            await self.debts.bury(record)
+        if await self.leave(record):
+            await self._room.barrier([record.ref])
+        elif not buried:
+            await self.debts.bury(record)
 
-    async def _entomb(self, record: Descriptor) -> None:
-        """Say in a slot of its own that the name stands for nothing, until all that it stood for is invalid."""
-        ref = await self._room.reserve(SlotClass.INLINE)
-        epoch, sequence = await self._room.place(ref)
-        tombstone = Descriptor(
-            Kind.TOMBSTONE,
-            ref.address,
-            epoch,
-            ref.generation,
-            sequence + 1,
-            stamp=self.next_stamp(record),
-            object_id=self.new_id(),
-            directory=record.directory,
-            name=record.name,
-            supersedes=(*self.owed_by(record.object_id), record.ref),
-        )
-        try:
-            await self._room.write_record(tombstone)
-            await self._room.barrier([ref])
-        except (DeviceError, Unavailable):
-            await self._room.invalidate([ref])  # noqa: ASYNC120 - shielded by the pool
-            raise
-        self._room.publish(ref, tombstone.object_id)
+    def is_stranded(self, object_id: ObjectId) -> bool:
+        return object_id in self._stranded
+
+    async def drop_stranded(self, object_id: ObjectId) -> None:
+        """Free the parts of an object whose head is out of reach: when it comes back, it is not whole."""
+        self._policy.remove(object_id)
+        await self._room.invalidate(self._stranded.pop(object_id))

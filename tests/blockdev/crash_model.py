@@ -40,6 +40,7 @@ from blockdev.types import (
     Xxh3,
 )
 
+FAULTS = RandomFaults(error_rate=0.003, timeout_rate=0.002, late=30.0, delay=(0.0, 0.01))
 DOMAIN = "local:model"
 DEVICE_SIZE = 1 * MIB + 5 * 8 * MIB
 EXTENT = 2 * MIB
@@ -131,8 +132,8 @@ class CrashModel:
     tag: int = 0
     pool: Pool = field(init=False)
     crashed: bool = False
-    damaged: bool = False
-    """A device failed: slots may be out of use, and names that it holds may be misses."""
+    unsure: bool = False
+    """Devices failed while the pool was opened: what could not be read is out of reach this time."""
 
     def __post_init__(self) -> None:
         self.rng = Random(self.seed)
@@ -167,20 +168,39 @@ class CrashModel:
             )
             shutil.copytree(folder, snapshot, dirs_exist_ok=True)
 
+        await self._open_among_faults()
         opened = False
         with suppress(*([BlockError] if crash_at is not None else [])):
             async with open_pool(self.devices, folder, self._options()) as result:
                 opened = True
                 self._adopt(result.pool)
+                self.unsure = bool(result.recovered.unread_regions)
                 await self.check()
                 if self.faults:
                     for device in self.devices:
-                        device.random_faults = RandomFaults(error_rate=0.003, delay=(0.0, 0.01))
+                        device.random_faults = FAULTS
                 await self._work(operations, crash_at, crash)
+                if not self.crashed:
+                    await self._check_idle()
         assert opened
         if crash_at is not None and not self.crashed:
             crash()
         self._next_boot(end, heirs, snapshot)
+
+    async def _open_among_faults(self) -> None:
+        """Sometimes devices fail while the pool is opened: that may fail, but harms nothing."""
+        if not self.faults or self.rng.random() < 0.7:
+            return
+        for device in self.devices:
+            device.random_faults = RandomFaults(error_rate=0.02, timeout_rate=0.01)
+        with suppress(BlockError):
+            async with open_pool(self.devices, self.folder, self._options()) as result:
+                self._adopt(result.pool)
+                self.unsure = bool(result.recovered.unread_regions)
+                for device in self.devices:
+                    device.random_faults = RandomFaults()
+                await self.check()
+        self.devices = [device.reopen() for device in self.devices]
 
     def _next_boot(self, end: str, heirs: list[FaultyDevice], snapshot: Path) -> None:
         if heirs:
@@ -246,6 +266,15 @@ class CrashModel:
 
         for device in self.devices:
             device.on_operation = count
+        if self.faults and self.rng.random() < 0.3:
+            lost, at = self.rng.choice(self.devices), self.rng.randrange(10 * operations)
+
+            def count_and_lose(*operation: object) -> None:
+                count(*operation)
+                if lost.operations.total() == at:
+                    lost.lose()
+
+            lost.on_operation = count_and_lose
         await for_each(range(3), lambda _: self._worker(operations // 3), at_once=3)
 
     async def _worker(self, operations: int) -> None:
@@ -261,7 +290,6 @@ class CrashModel:
             except (DeviceError, Unavailable):
                 if not self.crashed and not self.faults:
                     raise
-                self.damaged = True
             except (NoSpace, Missing):
                 pass  # slots that failed, or pinned ones; or evicted meanwhile
 
@@ -424,7 +452,8 @@ class CrashModel:
         self._known(key)
 
     def _allow(self, key: Key, seen: Seen) -> None:
-        allowed = self._known(key) | ({None} if self.faults else set())
+        lost = any(attached.lost for attached in self.pool.media.devices.values())
+        allowed = self._known(key) | ({None} if lost or self.unsure else set())
         if self.absent:
             allowed |= {None, *self.history[key]}
         if seen not in allowed:
@@ -462,6 +491,18 @@ class CrashModel:
                 self.may[key] = {seen}
         await self._check_space()
 
+    async def _check_idle(self) -> None:
+        """Nothing is held by nobody when all work is done."""
+        pool = self.pool
+        if reserved := pool._space.totals().reserved:
+            raise Failure(f"seed {self.seed}: {reserved} bytes reserved by nobody")
+        if len(pool._names) or len(pool._objects) or pool._entering or pool._leaving:
+            raise Failure(f"seed {self.seed}: locks held by nobody")
+        if pool._versions.pins.bytes:
+            raise Failure(f"seed {self.seed}: pinned by nobody")
+        if not self.faults:
+            await self._check_space()
+
     async def _check_space(self) -> None:
         """No slot leaked: what lives in the space is what the catalogue's objects hold."""
         pool = self.pool
@@ -469,8 +510,8 @@ class CrashModel:
         for record in pool.catalog.scan():
             if pool.reachable(record):
                 held.update(slots_of(record, await pool.extents(record)))
-        if self.absent:
-            return  # bodies whose head is on the missing device stay
+        if self.absent or self.unsure or pool._room.counters.failed:
+            return  # bodies whose head is out of reach stay, and slots that could not be freed
         live = {
             region.ref(slot)
             for region in pool._space.regions()
@@ -491,6 +532,7 @@ class CrashModel:
 
     async def _check_after_rebuild(self) -> None:
         """The catalogue and a scan of everything come to the same."""
+        self.unsure = False
         async with open_pool(self.devices, self.folder, self._options()) as result:
             self._adopt(result.pool)
             await self.check()

@@ -1,0 +1,214 @@
+"""What newer records owe to older ones, so that nothing that was replaced or removed comes back to life.
+
+A record that was outdone and could not be made invalid (its device is missing, or fails) is found again by a scan. So
+whatever outdoes it must stay as long. Each record lists what it outdoes; before it may go, all of that must be invalid
+on media, or be listed in a tombstone, which stays until a scan finds all of it gone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+import trio
+
+from blockdev import layout
+from blockdev.errors import DeviceError, Unavailable
+from blockdev.room import Room
+from blockdev.sources import Sources
+from blockdev.stamps import NameKey
+from blockdev.types import Descriptor, Kind, ObjectId, SlotClass, SlotRef
+
+log = logging.getLogger(__name__)
+
+_OWED_MAX = 3
+"""Superseded slots that a record may list before they are looked after; `publisher.OWED_ROOM` is kept for them."""
+
+
+class Tombstones:
+    """Lists of records that must stay dead, in inline slots of their own.
+
+    A tombstone outdoes whatever it lists and is older than it. The last one written is filled up before another slot
+    is taken: one for all that is evicted while a device is missing would be too dear.
+    """
+
+    def __init__(self, room: Room, sources: Sources) -> None:
+        self._room = room
+        self._sources = sources
+        self._lock = trio.Lock()
+        self._last: Descriptor | None = None
+
+    async def bury(self, refs: Sequence[SlotRef], key: NameKey, *, patient: bool) -> bool:
+        """List `refs` (a few) durably.
+
+        :param key: a name that stands for nothing, or will presently
+        :param patient: let others go if there is no slot
+        :returns: False if there is no slot and `patient` is false
+        :raises NoSpace, Unavailable, DeviceError: whether it was written is not known
+        """
+        spare = None
+        if patient and not self._has_room(refs, key):
+            spare = await self._room.reserve(SlotClass.INLINE)  # may bury others: not with the lock held
+        async with self._lock:
+            if self._has_room(refs, key):
+                if spare is not None:
+                    self._room.give_back(spare)
+                await self._extend(refs, key)
+                return True
+            spare = spare or self._room.take(SlotClass.INLINE)
+            if spare is None:
+                return False
+            await self._begin(spare, refs, key)
+            return True
+
+    def _has_room(self, refs: Sequence[SlotRef], key: NameKey) -> bool:
+        return self._last is not None and _fits(key, (*self._last.supersedes, *refs))
+
+    async def _extend(self, refs: Sequence[SlotRef], key: NameKey) -> None:
+        last, self._last = (
+            self._last,
+            None,
+        )  # if this fails, both pages list what was listed before: leave it at that
+        assert last is not None
+        directory, name = key
+        tombstone = replace(
+            last,
+            sequence=last.sequence + 1,
+            stamp=self._sources.next_stamp(),
+            directory=directory,
+            name=name,
+            supersedes=(*last.supersedes, *refs),
+        )
+        await self._write(tombstone)
+        self._last = tombstone
+
+    async def _begin(self, slot: SlotRef, refs: Sequence[SlotRef], key: NameKey) -> None:
+        directory, name = key
+        try:
+            epoch, sequence = await self._room.place(slot)
+            tombstone = Descriptor(
+                Kind.TOMBSTONE,
+                slot.address,
+                epoch,
+                slot.generation,
+                sequence + 1,
+                stamp=self._sources.next_stamp(),
+                object_id=self._sources.new_id(),
+                directory=directory,
+                name=name,
+                supersedes=tuple(refs),
+            )
+            await self._write(tombstone)
+        except (DeviceError, Unavailable):
+            await self._room.invalidate([slot])  # noqa: ASYNC120 - shielded by the pool
+            raise
+        self._room.publish(slot, tombstone.object_id)
+        self._last = tombstone
+
+    async def _write(self, tombstone: Descriptor) -> None:
+        await self._room.write_record(tombstone)
+        await self._room.barrier([tombstone.ref])
+
+
+def _fits(key: NameKey, refs: Sequence[SlotRef]) -> bool:
+    return layout.descriptor_room(key[1], (), refs) >= 0
+
+
+class Debts:
+    """What every live object still owes.
+
+    :param owed: per object, the slots of older records that are not known to be invalid on media
+    """
+
+    def __init__(self, room: Room, sources: Sources, owed: dict[ObjectId, tuple[SlotRef, ...]]) -> None:
+        self._room = room
+        self._owed = owed
+        self._left: dict[NameKey, tuple[SlotRef, ...]] = {}
+        """Per name, the slots of records that nothing stands for any more and that may still be valid on media."""
+        self._tombstones = Tombstones(room, sources)
+
+    def of(self, object_id: ObjectId) -> tuple[SlotRef, ...]:
+        """Slots that must be invalid before this object may go, lest a scan brings them back."""
+        return self._owed.get(object_id, ())
+
+    async def inherit(
+        self, heir: ObjectId | None, old: Descriptor | None, key: NameKey
+    ) -> tuple[SlotRef, ...]:
+        """What a record owes that continues `heir` and takes the name `key` from `old`; few enough for a record."""
+        owed = [*self._left.get(key, ())]
+        if heir is not None:
+            owed += self.of(heir)
+        if old is not None and old.object_id != heir:
+            owed += [*self.of(old.object_id), old.ref]
+        owed = list(dict.fromkeys(owed))
+        if len(owed) <= _OWED_MAX:
+            return tuple(owed)
+        last = owed.pop() if old is not None and owed[-1] == old.ref else None
+        owed = [ref for ref in owed if not await self._room.ensure_invalid(ref)]
+        if len(owed) >= _OWED_MAX and await self._try_to_bury(owed, key):
+            owed = []
+        return (*owed, last) if last is not None else tuple(owed)
+
+    def take_over(self, head: Descriptor) -> None:
+        """A record is durable: what it lists is its debt from now on."""
+        self._left.pop((head.directory, head.name), None)
+        if head.supersedes:
+            self._owed[head.object_id] = head.supersedes
+        else:
+            self._owed.pop(head.object_id, None)
+
+    def forgive(self, object_id: ObjectId) -> None:
+        """Others owe it now."""
+        self._owed.pop(object_id, None)
+
+    async def settle(self, object_id: ObjectId) -> bool:
+        """Find out whether what the object replaced is invalid on media, all of it."""
+        left = [ref for ref in self.of(object_id) if not await self._room.ensure_invalid(ref)]
+        if left:
+            self._owed[object_id] = tuple(left)
+        else:
+            self._owed.pop(object_id, None)
+        return not left
+
+    async def bury(self, record: Descriptor) -> None:
+        """Have a tombstone answer for a record and for what it owes.
+
+        :raises NoSpace, Unavailable, DeviceError: whether it does is not known
+        """
+        refs = (*self.of(record.object_id), record.ref)
+        await self._tombstones.bury(refs, (record.directory, record.name), patient=True)
+        self.forgive(record.object_id)
+
+    async def clear(self, record: Descriptor) -> bool:
+        """Whether a record may go now: nothing would come back."""
+        if await self.settle(record.object_id):
+            return True
+        refs = (*self.of(record.object_id), record.ref)
+        if not await self._try_to_bury(refs, (record.directory, record.name)):
+            return False
+        self.forgive(record.object_id)
+        return True
+
+    async def _try_to_bury(self, refs: Sequence[SlotRef], key: NameKey) -> bool:
+        try:
+            return await self._tombstones.bury(refs, key, patient=False)
+        except (DeviceError, Unavailable) as error:
+            log.warning("a tombstone could not be written: %s", error)
+            return False
+
+    def leave(self, record: Descriptor) -> None:
+        """Nothing stands for a record any more: whoever takes its name owes it, until it is `gone`."""
+        key = record.directory, record.name
+        left = (*self._left.get(key, ()), *self.of(record.object_id), record.ref)
+        self._left[key] = tuple(dict.fromkeys(left))
+        self.forgive(record.object_id)
+
+    def gone(self, record: Descriptor) -> None:
+        """A record that was left is invalid on media."""
+        key = record.directory, record.name
+        left = tuple(ref for ref in self._left.get(key, ()) if ref != record.ref)
+        if left:
+            self._left[key] = left
+        else:
+            self._left.pop(key, None)
