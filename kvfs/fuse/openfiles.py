@@ -8,11 +8,12 @@ import os
 from dataclasses import dataclass
 
 from blockdev.errors import BlockError
-from blockdev.types import Descriptor, Kind
+from blockdev.types import Kind
 from kvfs.errors import FramesError
 from kvfs.fuse.drafts import Draft
 from kvfs.fuse.inodes import Inode
 from kvfs.fuse.readers import Reader, Readers
+from kvfs.fuse.retries import Retry
 from kvfs.fuse.tree import Tree
 from kvfs.fuse.versions import same_content
 from kvfs.fuse.volume import Caller, Volume, refused
@@ -62,7 +63,9 @@ class OpenFiles:
         self, parent: Inode, name: bytes, mode: int, flags: int, caller: Caller
     ) -> tuple[Handle, Inode]:
         """Open a file that the kernel believes is not there."""
-        self._volume.retries.take(caller.thread, (parent.directory, name))
+        retry = self._volume.retries.take(caller.thread, (parent.directory, name))
+        if retry is not None:
+            retry.release()
         if not self._volume.exists(parent.directory, name):
             inode = self._tree.new_file(parent, name, mode, caller)
             return self._open_draft(inode, inode.draft, writes=True), inode
@@ -72,7 +75,7 @@ class OpenFiles:
         if there is None or (there.record is not None and there.record.kind is not Kind.HEAD):
             raise refused(errno.EISDIR if there is not None and there.is_directory else errno.EEXIST)
         if not _wants_to_write(flags):
-            return await self._open_to_read(there, caller, retried=True), there
+            return await self._open_to_read(there, caller, Retry(writing=False, until=0)), there
         found = await self._tree.writable(parent.directory, name, caller)
         if found is None or found.draft is None:
             raise refused(errno.ENOENT)
@@ -80,13 +83,17 @@ class OpenFiles:
 
     async def open(self, inode: Inode, flags: int, caller: Caller) -> Handle:
         """Open an inode, or send the kernel back for the one that it should open instead."""
-        retried = self._volume.retries.take(caller.thread, inode.place)
-        if inode.is_directory:
-            raise refused(errno.EISDIR)
-        await self._wait_for_closing(inode)
-        if _wants_to_write(flags):
-            return await self._truncated(await self._open_to_write(inode, caller, retried=retried), flags)
-        return await self._open_to_read(inode, caller, retried=retried)
+        retry = self._volume.retries.take(caller.thread, inode.place)
+        try:
+            if inode.is_directory:
+                raise refused(errno.EISDIR)
+            await self._wait_for_closing(inode)
+            if _wants_to_write(flags):
+                return await self._truncated(await self._open_to_write(inode, caller, retry), flags)
+            return await self._open_to_read(inode, caller, retry)
+        finally:
+            if retry is not None:
+                retry.release()
 
     async def _wait_for_closing(self, inode: Inode) -> None:
         """Who opens a file after all others closed it finds all that they stored, through mappings too."""
@@ -106,10 +113,10 @@ class OpenFiles:
                 raise
         return handle
 
-    async def _open_to_write(self, inode: Inode, caller: Caller, *, retried: bool) -> Handle:
+    async def _open_to_write(self, inode: Inode, caller: Caller, retry: Retry | None) -> Handle:
         if inode.draft is not None:
             return self._open_draft(inode, inode.draft, writes=True)
-        if not retried and not inode.gone:
+        if retry is None and not inode.gone:
             raise self._volume.send_back(inode, caller, writing=True)
         return await self._open_beside(inode, caller)
 
@@ -129,37 +136,26 @@ class OpenFiles:
         handle.uncached = True
         return handle
 
-    async def _open_to_read(self, inode: Inode, caller: Caller, *, retried: bool) -> Handle:
-        draft = inode.draft
-        if draft is not None and (draft.base is None or not draft.linked):
+    async def _open_to_read(self, inode: Inode, caller: Caller, retry: Retry | None) -> Handle:
+        draft, record = inode.draft, inode.record
+        if draft is not None and (draft.base is None or not draft.linked or _has_no_name(retry)):
             return self._open_draft(inode, draft, writes=False)
-        if not retried and not self._is_current(inode):
-            raise self._volume.send_back(inode, caller, writing=False)
-        record, uncached = self._version_to_read(inode)
-        if record is None:
-            raise refused(errno.ENOENT)
+        if not self._is_current(inode):
+            if retry is None:
+                raise self._volume.send_back(inode, caller, writing=False)
+            if record is None or not self._volume.versions.is_open(record.object_id):
+                raise refused(errno.ENOENT)
+        assert record is not None
         try:
             reader = await self._readers.open(record)
         except (BlockError, FramesError) as error:
             log.info("%r cannot be read: %s", record.name, error)
             self._volume.expire(record)
-            if not retried and not self._is_current(inode):
+            if retry is None and not self._is_current(inode):
                 # Sent back, the kernel finds out that the name is gone before open(2) returns.
                 raise self._volume.send_back(inode, caller, writing=False) from error
             raise refused(errno.ENOENT) from error
-        return self._add(inode, reader=reader, uncached=uncached)
-
-    def _version_to_read(self, inode: Inode) -> tuple[Descriptor | None, bool]:
-        """What an open of the inode gets that is not sent back, and whether that is not the inode's own version."""
-        if inode.draft is not None:
-            return inode.draft.base, True
-        record = inode.record
-        if record is not None and (
-            self._is_current(inode) or self._volume.versions.is_open(record.object_id)
-        ):
-            return record, False
-        record = self._volume.pool.lookup(*inode.place)  # replaced again while the kernel looked
-        return (record, True) if record is not None and record.kind is Kind.HEAD else (None, False)
+        return self._add(inode, reader=reader)
 
     def _is_current(self, inode: Inode) -> bool:
         """Whether the inode is the version to open: its name's, or one that lost its name and is open elsewhere."""
@@ -214,10 +210,12 @@ class OpenFiles:
                 raise refused(errno.EINVAL)
             await handle.draft.truncate(size)
             return handle.inode
-        retried = self._volume.retries.take(caller.thread, inode.place)
+        retry = self._volume.retries.take(caller.thread, inode.place)
+        if retry is not None:
+            retry.release()
         draft = inode.draft
         if draft is None:
-            if inode.gone or retried:
+            if inode.gone or retry is not None:
                 raise refused(errno.EBUSY)
             raise self._volume.send_back(inode, caller, writing=True)
         handle = self._open_draft(inode, draft, writes=True)
@@ -275,6 +273,11 @@ class OpenFiles:
                 await self.publish(draft)
             except (BlockError, FramesError) as error:
                 log.warning("%r was closed without being published: %s", draft.name, error)
+
+
+def _has_no_name(retry: Retry | None) -> bool:
+    """Whether an open came again without a look-up: through /proc/self/fd, for what is open already."""
+    return retry is not None and not retry.looked_up
 
 
 def _wants_to_write(flags: int) -> bool:

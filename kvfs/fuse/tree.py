@@ -29,12 +29,16 @@ class Tree:
     async def lookup(self, parent: Inode, name: bytes, caller: Caller) -> Inode | None:
         """What a name stands for, to this caller now."""
         volume, place = self._volume, (parent.directory, name)
-        if volume.retries.is_writing(caller.thread, place):
+        retry = volume.retries.of(caller.thread, place)
+        if retry is not None and retry.writing:
             found = await self.writable(*place, caller)
         else:
             found = volume.current(*place)
         if found is None:
             volume.retries.missed(caller.thread, place)
+        elif retry is not None and found.record is not None and found.record.kind is Kind.HEAD:
+            volume.versions.pin(found.record)
+            volume.retries.found(retry, functools.partial(volume.versions.unpin, found.record))
         return found
 
     async def writable(self, directory: DirectoryId, name: bytes, caller: Caller) -> Inode | None:

@@ -145,7 +145,7 @@ def test_reopening_through_proc(folder):
         assert link.read_bytes() == b"0123456789"
     with path.open("r+b", buffering=0) as writer:
         writer.write(b"xy")
-        assert Path(f"/proc/self/fd/{writer.fileno()}").read_bytes() == b"ab23456789"
+        assert Path(f"/proc/self/fd/{writer.fileno()}").read_bytes() == b"xy23456789"
         with Path(f"/proc/self/fd/{writer.fileno()}").open("r+b", buffering=0) as again:
             assert again.read() == b"xy23456789"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import threading
 from collections.abc import Iterator
 
@@ -14,6 +15,7 @@ from blockdev.types import ROOT
 from kvfs import errors as product
 from kvfs.fuse import tune as tuning
 from kvfs.fuse.errno_map import answers, errno_of
+from kvfs.fuse.inodes import Place
 from kvfs.fuse.notify import Notifier
 from kvfs.fuse.retries import Retries
 
@@ -140,14 +142,19 @@ class _Clock:
 F, G = (ROOT, b"f"), (ROOT, b"g")
 
 
+def is_writing(retries: Retries, thread: int, place: Place) -> bool:
+    retry = retries.of(thread, place)
+    return retry is not None and retry.writing
+
+
 def test_a_retry_belongs_to_its_thread():
     retries = Retries(_Clock())
     retries.expect(7, F, writing=True)
     retries.expect(8, F, writing=False)
-    assert retries.is_writing(7, F)
-    assert retries.is_writing(7, G)  # renamed meanwhile
-    assert not retries.is_writing(8, F)
-    assert not retries.is_writing(9, F)
+    assert is_writing(retries, 7, F)
+    assert is_writing(retries, 7, G)  # renamed meanwhile
+    assert not is_writing(retries, 8, F)
+    assert not is_writing(retries, 9, F)
     assert retries.take(7, G)
     assert not retries.take(7, F)
     assert retries.take(8, F)
@@ -156,8 +163,8 @@ def test_a_retry_belongs_to_its_thread():
 def test_foreign_threads_are_told_apart_by_name():
     retries = Retries(_Clock())
     retries.expect(0, F, writing=True)
-    assert retries.is_writing(0, F)
-    assert not retries.is_writing(0, G)
+    assert is_writing(retries, 0, F)
+    assert not is_writing(retries, 0, G)
     assert not retries.take(0, G)
     assert retries.take(0, F)
 
@@ -167,9 +174,39 @@ def test_a_retry_ends_when_its_name_is_missed_twice():
     retries.missed(7, F)
     retries.expect(7, F, writing=True)
     retries.missed(7, F)
-    assert retries.is_writing(7, F)
+    assert is_writing(retries, 7, F)
     retries.missed(7, F)
     assert not retries.take(7, F)
+
+
+def test_what_a_look_up_found_is_given_back_when_the_retry_ends():
+    clock = _Clock()
+    released: list[str] = []
+    retries = Retries(clock)
+
+    def find(thread: int, what: str) -> None:
+        retry = retries.of(thread, F)
+        assert retry is not None
+        retries.found(retry, functools.partial(released.append, what))
+
+    retries.expect(7, F, writing=False)
+    find(7, "first")
+    find(7, "second")
+    assert released == ["first"]
+    retry = retries.take(7, F)
+    assert retry is not None
+    assert retry.looked_up
+    assert released == ["first"]
+    retry.release()
+    retries.expect(7, F, writing=False)
+    find(7, "third")
+    retries.expect(7, F, writing=False)
+    find(7, "fourth")
+    retries.expect(8, F, writing=False)
+    find(8, "fifth")
+    clock.now = 6.0
+    assert retries.take(9, F) is None
+    assert released == ["first", "second", "third", "fourth", "fifth"]
 
 
 def test_a_retry_does_not_last():
@@ -177,7 +214,7 @@ def test_a_retry_does_not_last():
     retries = Retries(clock)
     retries.expect(7, F, writing=True)
     clock.now = 6.0
-    assert not retries.is_writing(7, F)
+    assert not is_writing(retries, 7, F)
     assert not retries.take(7, F)
 
 
@@ -185,8 +222,8 @@ def test_retries_are_bounded():
     retries = Retries(_Clock())
     for thread in range(1, 5001):
         retries.expect(thread, F, writing=True)
-    assert not retries.is_writing(1, F)
-    assert retries.is_writing(5000, F)
+    assert not is_writing(retries, 1, F)
+    assert is_writing(retries, 5000, F)
 
 
 # tuning
