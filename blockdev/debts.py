@@ -14,7 +14,7 @@ from dataclasses import replace
 import trio
 
 from blockdev import layout
-from blockdev.errors import DeviceError, Unavailable
+from blockdev.errors import DeviceError, NoSpace, Unavailable
 from blockdev.room import Room
 from blockdev.sources import Sources
 from blockdev.stamps import NameKey
@@ -146,7 +146,7 @@ class Debts:
             return tuple(owed)
         last = owed.pop() if old is not None and owed[-1] == old.ref else None
         owed = [ref for ref in owed if not await self._room.ensure_invalid(ref)]
-        if len(owed) >= _OWED_MAX and await self._try_to_bury(owed, key):
+        if len(owed) >= _OWED_MAX and await self._try_to_bury(owed, key, patient=False):
             owed = []
         return (*owed, last) if last is not None else tuple(owed)
 
@@ -180,20 +180,23 @@ class Debts:
         await self._tombstones.bury(refs, (record.directory, record.name), patient=True)
         self.forgive(record.object_id)
 
-    async def clear(self, record: Descriptor) -> bool:
-        """Whether a record may go now: nothing would come back."""
+    async def clear(self, record: Descriptor, *, patient: bool = False) -> bool:
+        """Whether a record may go now: nothing would come back.
+
+        :param patient: let others go if a tombstone is needed and there is no slot for one
+        """
         if await self.settle(record.object_id):
             return True
         refs = (*self.of(record.object_id), record.ref)
-        if not await self._try_to_bury(refs, (record.directory, record.name)):
+        if not await self._try_to_bury(refs, (record.directory, record.name), patient=patient):
             return False
         self.forgive(record.object_id)
         return True
 
-    async def _try_to_bury(self, refs: Sequence[SlotRef], key: NameKey) -> bool:
+    async def _try_to_bury(self, refs: Sequence[SlotRef], key: NameKey, *, patient: bool) -> bool:
         try:
-            return await self._tombstones.bury(refs, key, patient=False)
-        except (DeviceError, Unavailable) as error:
+            return await self._tombstones.bury(refs, key, patient=patient)
+        except (DeviceError, NoSpace, Unavailable) as error:
             log.warning("a tombstone could not be written: %s", error)
             return False
 

@@ -448,7 +448,7 @@ class Pool:
                 stamp = self._sources.next_stamp(current)
                 owed = self._versions.debts.of(current.object_id)
                 changed = replace(current, stamp=stamp, ctime_ns=stamp, supersedes=owed, **attributes)
-                layout.pack_descriptor(changed)
+                layout.pack_descriptor(replace(changed, supersedes=(*owed, *OWED_ROOM)[: len(OWED_ROOM)]))
                 head = await self._rewrite(changed)
                 self._versions.remember(head)
         return head

@@ -413,11 +413,19 @@ class Recovery:
         return {object_id: self._media.classes(refs) for object_id, refs in result.stranded.items()}
 
     def _note_debts(self, record: Descriptor, result: Recovered) -> None:
-        owed = tuple(
-            ref for ref in record.supersedes if not self._media.reaches(ref) or self._space.in_use(ref)
-        )
+        owed = tuple(ref for ref in record.supersedes if self._is_owed(ref))
         if owed:
             result.owed[record.object_id] = owed
+
+    def _is_owed(self, ref: SlotRef) -> bool:
+        """Whether a record that was replaced may come back. It cannot if it was renamed first, and lives."""
+        if not self._media.reaches(ref):
+            return True
+        if not self._space.in_use(ref):
+            return False
+        owner = self._space.region(RegionId(ref.device, ref.region)).owner(ref.slot)
+        lives = self._catalog.by_id(owner) if owner is not None else None
+        return lives is None or lives.ref != ref
 
 
 def _as_tombstone(broken: Descriptor) -> Descriptor:

@@ -139,7 +139,7 @@ class Versions:
         """Let an object go whose bytes are wrong; its slots are not used again."""
         for ref in await self.slots(record):
             self._room.quarantine(ref)  # before it is freed
-        if await self.debts.clear(record):
+        if await self.debts.clear(record, patient=True):
             await self.leave(record)
         else:  # its head stays, to keep what it replaced from coming back
             self.debts.leave(record)

@@ -223,7 +223,7 @@ class CrashModel:
         self.busy.clear()
 
     def _attach_all(self) -> None:
-        if self.absent:
+        if self.absent or self.unsure:
             for key in self.may:
                 self.may[key] |= self.history[key]
         self.devices += self.absent.values()
@@ -453,8 +453,8 @@ class CrashModel:
 
     def _allow(self, key: Key, seen: Seen) -> None:
         lost = any(attached.lost for attached in self.pool.media.devices.values())
-        allowed = self._known(key) | ({None} if lost or self.unsure else set())
-        if self.absent:
+        allowed = self._known(key) | ({None} if lost else set())
+        if self.absent or self.unsure:
             allowed |= {None, *self.history[key]}
         if seen not in allowed:
             raise Failure(f"seed {self.seed}: {key[1]!r} is {seen}, allowed {self._known(key)}")
