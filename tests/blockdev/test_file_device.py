@@ -203,7 +203,12 @@ def test_an_interrupt_leaves_a_zombie(path: Path) -> None:
         await until(lambda: device.file.calls == 1)
         signal.raise_signal(signal.SIGINT)
 
-    trio.run(main)
+    # In the background of a shell the signal is ignored, and trio leaves it so.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        trio.run(main)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 async def test_long_transfers_are_continued(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
