@@ -130,7 +130,7 @@ class Operations(pyfuse3.Operations):
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
         found = self._volume.inode(inode)
         if self._volume.is_missing(found):
-            raise refused(errno.ENOENT)
+            raise self._volume.send_to_name(found, _caller(ctx))
         return self._attributes.of(found)
 
     @answers

@@ -35,6 +35,8 @@ class Retry:
     """One open that was sent back.
 
     :ivar writing: it is to find what can be written to, else what is published
+    :ivar only: the place of what was asked for, where it is not known that an open follows; then it counts for one of
+        that place alone, and only if the name was looked up since
     :ivar until: when it counts no more
     :ivar looked_up: the name was looked up since
     :ivar missed: one look-up found nothing
@@ -43,6 +45,7 @@ class Retry:
 
     writing: bool
     until: float
+    only: Place | None = None
     looked_up: bool = False
     missed: bool = False
     release: Callable[[], None] = nothing
@@ -58,12 +61,15 @@ class Retries:
         self._clock = clock
         self._pending: OrderedDict[Hashable, Retry] = OrderedDict()
 
-    def expect(self, thread: int, place: Place, *, writing: bool) -> None:
-        """The thread is about to be sent back to the name."""
+    def expect(self, thread: int, place: Place, *, writing: bool, opens: bool = True) -> None:
+        """The thread is about to be sent back to the name.
+
+        :param opens: it asked for an open; else it may not be about to open anything
+        """
         self._forget_old()
         key = _key(thread, place)
         self._drop(key)
-        self._pending[key] = Retry(writing, self._clock() + _LASTING)
+        self._pending[key] = Retry(writing, self._clock() + _LASTING, None if opens else place)
         if len(self._pending) > _REMEMBERED:
             self._drop(next(iter(self._pending)))
 
@@ -88,7 +94,11 @@ class Retries:
     def take(self, thread: int, place: Place) -> Retry | None:
         """The thread opens a file: the retry that this ends, to be released when the open is done."""
         self._forget_old()
-        return self._pending.pop(_key(thread, place), None)
+        retry = self._pending.pop(_key(thread, place), None)
+        if retry is not None and retry.only is not None and not (retry.looked_up and retry.only == place):
+            retry.release()
+            return None
+        return retry
 
     def _forget_old(self) -> None:
         now = self._clock()

@@ -76,6 +76,15 @@ class Volume:
         self.retries.expect(caller.thread, inode.place, writing=writing)
         return refused(errno.ESTALE)
 
+    def send_to_name(self, inode: Inode, caller: Caller) -> OSError:
+        """As `send_back`, for who asked what an inode is that is not there any more.
+
+        Not ENOENT: the kernel asks this too before it opens a file that it remembers, and an open that may make the
+        file must then make it.
+        """
+        self.retries.expect(caller.thread, inode.place, writing=False, opens=False)
+        return refused(errno.ESTALE)
+
     def changed_directory(self, directory: DirectoryId) -> None:
         """Something in it was made, moved or removed."""
         inode = self.inodes.of_directory(directory)

@@ -286,3 +286,13 @@ def test_evicted_files_are_misses(tmp_path):
         assert not (mount.path / "0").exists()
         for name in there:
             assert (mount.path / name).read_bytes() == some_bytes(EXTENT, int(name))
+
+
+def test_evicted_files_that_the_kernel_remembers_are_made_again(tmp_path):
+    """An open that may make a file never fails because the file was evicted a moment ago."""
+    with served(tmp_path, Setup(device_mib=48, region_mib=8)) as mount:
+        for seed in range(3):
+            for number in range(30):
+                (mount.path / f"{number:02}").write_bytes(some_bytes(EXTENT, seed))
+        assert (mount.path / "29").read_bytes() == some_bytes(EXTENT, 2)
+        assert not (mount.path / "00").exists()

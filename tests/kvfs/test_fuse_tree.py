@@ -418,6 +418,36 @@ async def test_release_without_changes_has_no_checkpoint():
         assert handle.inode.draft is None
 
 
+async def test_who_asks_about_an_evicted_inode_is_sent_to_its_name():
+    """The kernel asks before it opens a file that it remembers; what it then finds under the name is opened."""
+    async with kernel() as k:
+        inode = await k.store(b"f", b"old")
+        assert inode.record is not None
+        k.pool.evict(inode.record)
+        await k.store(b"f", b"new", B)
+        assert k.volume.send_to_name(inode, A).errno == errno.ESTALE
+        handle = await k.files.open(await k.found(b"f"), WRITE, A)  # no second retry: none is left
+        await k.files.write(handle.number, 0, b"mine")
+        await k.close(handle)
+        assert await k.content(b"f") == b"mine"
+
+
+@pytest.mark.parametrize("looked_up", [False, True])
+async def test_who_asked_about_an_inode_opens_another_file_as_ever(looked_up):
+    async with kernel() as k:
+        evicted, other = await k.store(b"evicted", b"1"), await k.store(b"other", b"1")
+        assert evicted.record is not None
+        k.pool.evict(evicted.record)
+        await k.store(b"evicted", b"2", B)
+        await k.store(b"other", b"2", B)
+        k.volume.send_to_name(evicted, A)
+        if looked_up:
+            await k.found(b"evicted")
+        with fails(errno.ESTALE):
+            await k.files.open(other, READ, A)
+        assert await k.content(b"other") == b"2"
+
+
 async def test_eviction_is_told_and_the_name_is_missing():
     async with kernel() as k:
         inode = await k.store(b"f", b"1")
