@@ -18,19 +18,21 @@ from blockdev.errors import DeviceError, NoSpace, Unavailable
 from blockdev.room import Room
 from blockdev.sources import Sources
 from blockdev.stamps import NameKey
-from blockdev.types import Descriptor, Kind, ObjectId, SlotClass, SlotRef
+from blockdev.types import Descriptor, DirectoryId, Kind, ObjectId, SlotClass, SlotRef
 
 log = logging.getLogger(__name__)
 
 _OWED_MAX = 3
 """Superseded slots that a record may list before they are looked after; `publisher.OWED_ROOM` is kept for them."""
+_NAME = b"tombstone"
 
 
 class Tombstones:
     """Lists of records that must stay dead, in inline slots of their own.
 
-    A tombstone outdoes whatever it lists and is older than it. The last one written is filled up before another slot
-    is taken: one for all that is evicted while a device is missing would be too dear.
+    A tombstone outdoes whatever it lists and is older than it. Its own name is in a directory that never was, so that
+    it does not speak for what is stored later under the name of something that it lists. The last one written is
+    filled up before another slot is taken: one for each object that is evicted while a device is missing would be dear.
     """
 
     def __init__(self, room: Room, sources: Sources) -> None:
@@ -39,52 +41,49 @@ class Tombstones:
         self._lock = trio.Lock()
         self._last: Descriptor | None = None
 
-    async def bury(self, refs: Sequence[SlotRef], key: NameKey, *, patient: bool) -> bool:
+    async def bury(self, refs: Sequence[SlotRef], *, patient: bool) -> bool:
         """List `refs` (a few) durably.
 
-        :param key: a name that stands for nothing, or will presently
         :param patient: let others go if there is no slot
         :returns: False if there is no slot and `patient` is false
         :raises NoSpace, Unavailable, DeviceError: whether it was written is not known
         """
         spare = None
-        if patient and not self._has_room(refs, key):
+        if patient and not self._has_room(refs):
             spare = await self._room.reserve(SlotClass.INLINE)  # may bury others: not with the lock held
         async with self._lock:
-            if self._has_room(refs, key):
+            if self._has_room(refs):
                 if spare is not None:
                     self._room.give_back(spare)
-                await self._extend(refs, key)
+                await self._extend(refs)
                 return True
             spare = spare or self._room.take(SlotClass.INLINE)
             if spare is None:
                 return False
-            await self._begin(spare, refs, key)
+            await self._begin(spare, refs)
             return True
 
-    def _has_room(self, refs: Sequence[SlotRef], key: NameKey) -> bool:
-        return self._last is not None and _fits(key, (*self._last.supersedes, *refs))
+    def _has_room(self, refs: Sequence[SlotRef]) -> bool:
+        last = self._last
+        return last is not None and layout.descriptor_room(_NAME, (), (*last.supersedes, *refs)) >= 0
 
-    async def _extend(self, refs: Sequence[SlotRef], key: NameKey) -> None:
+    async def _extend(self, refs: Sequence[SlotRef]) -> None:
         last, self._last = (
             self._last,
             None,
         )  # if this fails, both pages list what was listed before: leave it at that
         assert last is not None
-        directory, name = key
         tombstone = replace(
             last,
             sequence=last.sequence + 1,
             stamp=self._sources.next_stamp(),
-            directory=directory,
-            name=name,
             supersedes=(*last.supersedes, *refs),
         )
         await self._write(tombstone)
         self._last = tombstone
 
-    async def _begin(self, slot: SlotRef, refs: Sequence[SlotRef], key: NameKey) -> None:
-        directory, name = key
+    async def _begin(self, slot: SlotRef, refs: Sequence[SlotRef]) -> None:
+        object_id = self._sources.new_id()
         try:
             epoch, sequence = await self._room.place(slot)
             tombstone = Descriptor(
@@ -94,9 +93,9 @@ class Tombstones:
                 slot.generation,
                 sequence + 1,
                 stamp=self._sources.next_stamp(),
-                object_id=self._sources.new_id(),
-                directory=directory,
-                name=name,
+                object_id=object_id,
+                directory=DirectoryId(object_id),
+                name=_NAME,
                 supersedes=tuple(refs),
             )
             await self._write(tombstone)
@@ -109,10 +108,6 @@ class Tombstones:
     async def _write(self, tombstone: Descriptor) -> None:
         await self._room.write_record(tombstone)
         await self._room.barrier([tombstone.ref])
-
-
-def _fits(key: NameKey, refs: Sequence[SlotRef]) -> bool:
-    return layout.descriptor_room(key[1], (), refs) >= 0
 
 
 class Debts:
@@ -146,7 +141,7 @@ class Debts:
             return tuple(owed)
         last = owed.pop() if old is not None and owed[-1] == old.ref else None
         owed = [ref for ref in owed if not await self._room.ensure_invalid(ref)]
-        if len(owed) >= _OWED_MAX and await self._try_to_bury(owed, key, patient=False):
+        if len(owed) >= _OWED_MAX and await self._try_to_bury(owed, patient=False):
             owed = []
         return (*owed, last) if last is not None else tuple(owed)
 
@@ -177,7 +172,7 @@ class Debts:
         :raises NoSpace, Unavailable, DeviceError: whether it does is not known
         """
         refs = (*self.of(record.object_id), record.ref)
-        await self._tombstones.bury(refs, (record.directory, record.name), patient=True)
+        await self._tombstones.bury(refs, patient=True)
         self.forgive(record.object_id)
 
     async def clear(self, record: Descriptor, *, patient: bool = False) -> bool:
@@ -188,14 +183,14 @@ class Debts:
         if await self.settle(record.object_id):
             return True
         refs = (*self.of(record.object_id), record.ref)
-        if not await self._try_to_bury(refs, (record.directory, record.name), patient=patient):
+        if not await self._try_to_bury(refs, patient=patient):
             return False
         self.forgive(record.object_id)
         return True
 
-    async def _try_to_bury(self, refs: Sequence[SlotRef], key: NameKey, *, patient: bool) -> bool:
+    async def _try_to_bury(self, refs: Sequence[SlotRef], *, patient: bool) -> bool:
         try:
-            return await self._tombstones.bury(refs, key, patient=patient)
+            return await self._tombstones.bury(refs, patient=patient)
         except (DeviceError, NoSpace, Unavailable) as error:
             log.warning("a tombstone could not be written: %s", error)
             return False

@@ -407,7 +407,7 @@ class Room:
             free = Descriptor(Kind.FREE, ref.address, epoch, generation, sequence + 1)
             await self.write_record(free)
         except (DeviceError, Unavailable) as error:
-            if self._media.available(ref.device):
+            if self._media.reaches(ref):
                 log.warning(
                     "slot %s could not be freed (%s): not used until the pool is scanned", tuple(ref), error
                 )

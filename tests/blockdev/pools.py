@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +45,7 @@ class Bench:
     """The devices of one pool, and what is around them.
 
     :ivar absent: devices that `open` leaves out, by position
+    :ivar prepare: what `open` does to the devices before the pool is opened
     """
 
     folder: Path
@@ -52,6 +53,7 @@ class Bench:
     boot: int = 0
     now: int = 10**18
     absent: set[int] = field(default_factory=set)
+    prepare: Callable[[list[FaultyDevice]], None] = lambda devices: None
     _open: bool = False
 
     @property
@@ -64,6 +66,7 @@ class Bench:
         for number in range(len(self.devices)):
             if number not in self.absent:
                 self.devices[number] = self.devices[number].reopen()
+        self.prepare(self.devices)
         defaults: dict[str, Any] = {"boot_id": f"boot-{self.boot}", "wall_ns": lambda: self.now}
         async with open_pool(
             self.present, self.folder, OpenOptions(DOMAIN, **(defaults | options))
