@@ -1,8 +1,8 @@
 """Where new bytes go: finds a free slot, and makes one when there is none.
 
 Making room, in the order of what it costs: slots whose time in limbo is over, descriptors not looked at since the
-pool was opened, regions never used, the least recently used objects of the class, a whole colder region of another
-class.
+pool was opened, regions never used, regions of other classes with nothing left in them, the least recently used
+objects of the class, a whole colder region of another class.
 """
 
 from __future__ import annotations
@@ -38,6 +38,14 @@ from blockdev.types import (
 )
 
 log = logging.getLogger(__name__)
+
+_SETTLED = 1.0
+"""Seconds after its last use, after which an empty region is given to another class."""
+_FEW = 64
+"""Small files that are let go at once, to give their region to another class."""
+
+_CHUNKS = 8
+"""Chunks of small files' records that are read for each object that must go, while there are some not looked at."""
 
 Evict = Callable[[ObjectId], Awaitable[bool]]
 """Let an object go; False if it may not go now."""
@@ -189,6 +197,7 @@ class Room:
             await self._reap()
             or await self._load_unknown(slot_class)
             or await self._format_unused(slot_class)
+            or await self._take_empty(slot_class)
             or await self._evict_or_repurpose(slot_class)
             or await self._wait_for_grace()
         )
@@ -271,9 +280,20 @@ class Room:
             raise
         self.counters.formatted += 1
         slots = self._media.geometry(region).slots
-        self._space.add_region(Region.formatted(region, slot_class, header.epoch, slots))
+        formatted = Region.formatted(region, slot_class, header.epoch, slots)
+        formatted.last_used = trio.current_time()  # not to be taken for another class before it was of use
+        self._space.add_region(formatted)
 
     # ── making room by letting objects go ────────────────────────────────────────────────────────────────
+
+    async def _take_empty(self, slot_class: SlotClass) -> bool:
+        """Take a region from which everything was removed; it may be wanted again, if that was a moment ago."""
+        if slot_class is not SlotClass.INLINE:
+            for _ in range(_CHUNKS):
+                await self._load_unknown(SlotClass.INLINE)  # in the end it is known which are empty
+        before = trio.current_time() - _SETTLED
+        empty = self._space.empty_region(slot_class, before, self._may_go_whole)
+        return empty is not None and await self._repurpose(empty, slot_class)
 
     async def _evict_or_repurpose(self, slot_class: SlotClass) -> bool:
         victims = self._policy.victims(slot_class)
@@ -297,8 +317,12 @@ class Room:
         return coldest is not None and await self._repurpose(coldest, slot_class)
 
     def _may_empty(self, region: Region) -> bool:
-        # Inline regions hold directories, which stay: mostly not worth a look at their many slots.
-        return region.slot_class is not SlotClass.INLINE and self._may_go_whole(region)
+        if region.slot_class is SlotClass.INLINE:
+            # They hold directories, which stay: mostly not worth a look at their many slots.
+            counts = region.counts
+            if counts[SlotState.UNKNOWN] or counts[SlotState.LIVE] > _FEW:
+                return False
+        return self._may_go_whole(region)
 
     def _may_go_whole(self, region: Region) -> bool:
         if region.counts[SlotState.LIMBO] or self._media.may_change(region.id):

@@ -46,6 +46,7 @@ class Space:
         self._coldest = [Coldest() for _ in SlotClass]
         self._unknown: list[dict[RegionId, Region]] = [{} for _ in SlotClass]
         self._limbo: dict[RegionId, Region] = {}
+        self._empty: dict[RegionId, Region] = {}
 
     # ── regions ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -70,6 +71,7 @@ class Space:
         if region.counts[SlotState.FREE] and not region.closed:
             self._shelves[kind].add(region)
         self._coldest[kind].add(region)
+        self._note_empty(region)
         region.ledger = self
 
     def add_unused(self, region_id: RegionId) -> None:
@@ -146,6 +148,27 @@ class Space:
                     best, before = found, found.last_used
         return None if best is None else best.id
 
+    def empty_region(
+        self, slot_class: SlotClass, before: float, may_empty: Callable[[Region], bool] = lambda _: True
+    ) -> RegionId | None:
+        """The least recently used region of another class with nothing in it, if it was last used before `before`."""
+        suiting = [
+            region
+            for region in self._empty.values()
+            if region.slot_class != slot_class
+            and not region.closed
+            and region.last_used < before
+            and may_empty(region)
+        ]
+        return min(suiting, key=lambda region: region.last_used).id if suiting else None
+
+    def _note_empty(self, region: Region) -> None:
+        # What is unknown is no object; where small files are, it may be a tombstone.
+        if region.is_empty and not (region.slot_class is SlotClass.INLINE and region.counts[SlotState.UNKNOWN]):
+            self._empty[region.id] = region
+        else:
+            self._empty.pop(region.id, None)
+
     def close_region(self, region_id: RegionId) -> Region:
         """Hand out no more slots of a region, to empty it. :raises Unavailable: it was dropped"""
         region = self.region(region_id)
@@ -197,6 +220,7 @@ class Space:
         self._shelves[kind].discard(region)
         self._unknown[kind].pop(region.id, None)
         self._limbo.pop(region.id, None)
+        self._empty.pop(region.id, None)
         region.ledger = None
 
     def _take_unused(self, region_id: RegionId) -> None:
@@ -394,6 +418,7 @@ class Space:
             self._shelves[kind].discard(region)
         if before is SlotState.LIMBO and not region.counts[SlotState.LIMBO]:
             del self._limbo[region.id]
+        self._note_empty(region)
 
     def totals(self) -> SpaceTotals:
         """Sums over all regions, kept up to date by every transition."""

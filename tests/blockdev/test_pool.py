@@ -1032,6 +1032,33 @@ async def test_a_region_is_not_emptied_around_what_is_pinned(
         assert {r.address.region for r in pool.children(ROOT)} == regions - {pins[0].address.region}
 
 
+@pytest.mark.parametrize("reopened", [False, True])
+async def test_what_removed_small_files_had_is_of_use_to_others(
+    tmp_path: Path, autojump_clock: MockClock, reopened: bool
+) -> None:
+    bench = await made(tmp_path, regions=6)
+    async with bench.pool() as pool:
+        for number in range(6000):  # they take every region
+            await put(pool, b"%d" % number)
+        for record in list(pool.children(ROOT)):
+            await pool.remove(record)
+        assert not pool.statistics().space.unused_regions
+        if not reopened:
+            await store_large(pool)
+    async with bench.pool() as pool:
+        if reopened:
+            await store_large(pool)
+
+
+async def store_large(pool: Pool) -> None:
+    """All but one of six regions come to hold extents."""
+    await trio.sleep(2)
+    for number in range(60):
+        await put(pool, b"%d" % number, EXTENT)
+    counts = {c.slot_class: c.regions for c in pool.statistics().space.classes}
+    assert counts[SlotClass.MIB2] >= 5
+
+
 async def test_writers_of_two_classes_share_a_small_pool(tmp_path: Path, autojump_clock: MockClock) -> None:
     bench = await made(tmp_path, regions=4)
     async with bench.pool() as pool:

@@ -350,6 +350,23 @@ class SpaceMachine(RuleBasedStateMachine):
     # ── always ───────────────────────────────────────────────────────────────────────────────────────────
 
     @invariant()
+    def empty_regions_are_known(self):
+        """The coldest of another class that holds nothing; small files' only when all of their records are known."""
+        for kind in CLASSES:
+            fit = {
+                region_id: model.last_used
+                for region_id, model in self.regions.items()
+                if model.kind != kind
+                and model.empty
+                and not model.closed
+                and not (model.kind is SlotClass.INLINE and model.count(SlotState.UNKNOWN))
+            }
+            found = self.space.empty_region(kind, math.inf)
+            assert (found is None) == (not fit)
+            assert found is None or fit[found] == min(fit.values())
+            assert self.space.empty_region(kind, 0.0) is None
+
+    @invariant()
     def sums_are_exact(self):
         totals = self.space.totals()
         assert totals.unused_regions == len(self.unused)
