@@ -494,6 +494,7 @@ async def test_parts_whose_head_is_missing_make_room(tmp_path: Path) -> None:
     """Also those of heads that the catalogue never knew."""
     bench = await made(tmp_path / "a", devices=2)
     async with bench.pool() as pool:
+        await put(pool, b"odd", EXTENT)  # so that the others begin on the second device
         for number in range(20):
             await put(pool, b"%d" % number, 2 * EXTENT)
     bench.absent = {1}
