@@ -164,7 +164,9 @@ class Space:
 
     def _note_empty(self, region: Region) -> None:
         # What is unknown is no object; where small files are, it may be a tombstone.
-        if region.is_empty and not (region.slot_class is SlotClass.INLINE and region.counts[SlotState.UNKNOWN]):
+        if region.is_empty and not (
+            region.slot_class is SlotClass.INLINE and region.counts[SlotState.UNKNOWN]
+        ):
             self._empty[region.id] = region
         else:
             self._empty.pop(region.id, None)
