@@ -12,7 +12,7 @@ from blockdev.errors import DeviceLost, NoSpace
 from kvfs import __version__
 from kvfs.cli.exit_codes import EXIT_CODES, INTERRUPTED, USAGE
 from kvfs.cli.failures import describe, expected
-from kvfs.cli.main import cli
+from kvfs.cli.main import cli, main
 from kvfs.errors import UnknownPool
 from kvfs.state import StateDirectory
 from tests.kvfs.conftest import Kvfs
@@ -65,10 +65,12 @@ def test_a_wrong_command_line_is_one_line_and_exits_2(kvfs: Kvfs, arguments: lis
     assert result.err.count("\n") == 1
 
 
-def test_a_command_group_alone_shows_its_help(kvfs: Kvfs) -> None:
+def test_a_command_group_alone_shows_its_help(kvfs: Kvfs, capsys: pytest.CaptureFixture[str]) -> None:
     result = kvfs("pool")
-    assert result.code == USAGE
-    assert "destroy" in result.err + result.out
+    assert (result.code, result.out) == (USAGE, "")
+    assert result.err == kvfs("pool", "--help").out
+    assert main([]) == USAGE
+    assert capsys.readouterr().err == kvfs("--help").out
 
 
 def test_errors_of_the_system_name_their_file(kvfs: Kvfs) -> None:
