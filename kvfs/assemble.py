@@ -16,12 +16,15 @@ from blockdev.lease import Leases, local_domain
 from blockdev.opening import OpenOptions, open_pool, read_superblock
 from blockdev.types import ROOT
 from kvfs.config import load_config
-from kvfs.errors import MissingDevice
+from kvfs.errors import ConfigError, FramesError, MissingDevice
 from kvfs.frames import Arena, open_frames
 from kvfs.fuse.mount import MountOptions, serve
+from kvfs.sizes import format_size
+from kvfs.sizes import format_size
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
+    from uuid import UUID
 
     from blockdev.device import Device
     from blockdev.pool import Pool
@@ -33,7 +36,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_FRAMES_MIN = 4
+"""One to write to, one to read from, and some that are on their way."""
 _ABSENT = frozenset({errno.ENOENT, errno.ENXIO, errno.ENODEV})
+
+LEAST_FRAMES = 2
+"""One for what is being written, one for what is read."""
 
 
 class Opened(NamedTuple):
@@ -115,12 +123,45 @@ def _busy(name: str, leases: Leases) -> str:
 async def assembled(folder: PoolFolder, config: Config, purpose: str) -> AsyncIterator[Assembly]:
     """The pool, open for writing, and its DRAM tier.
 
+    :raises ConfigError: too little `memory`
+    :raises FramesError: more `memory` than the system gives
     :raises PoolBusy, MissingDevice, WrongDomain, FormatError, DeviceError:
     """
     async with writing(folder, purpose, config) as opened:
-        arena = Arena(config.memory, opened.pool.extent_size, huge_pages=config.huge_pages)
+        arena = _arena(config, opened.pool.extent_size)
         async with open_frames(arena, opened.pool) as frames:
             yield Assembly(opened.pool, frames)
+
+
+def _arena(config: Config, extent_size: int) -> Arena:
+    least = LEAST_FRAMES * extent_size
+    if config.memory < least:
+        raise ConfigError(
+            f"memory {format_size(config.memory)} is too little for pool '{config.name}', whose extents have "
+            f"{format_size(extent_size)}: give it at least {format_size(least)}"
+        )
+    try:
+        return Arena(config.memory, extent_size, huge_pages=config.huge_pages)
+    except OSError as error:
+        raise FramesError(
+            f"the system does not give {format_size(config.memory)} of memory ({error.strerror}): "
+            "lower 'memory' in the configuration, or --memory"
+        ) from None
+
+
+def _arena(config: Config, extent_size: int) -> Arena:
+    least = _FRAMES_MIN * extent_size
+    if config.memory < least:
+        raise ConfigError(
+            f"memory of {format_size(config.memory)} is too little for extents of {format_size(extent_size)}: "
+            f"give the mount {format_size(least)} or more"
+        )
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if config.memory > there:  # the system may promise it, and then kill whom it likes
+        raise ConfigError(
+            f"memory of {format_size(config.memory)} is more than this host has, {format_size(there)}"
+        )
+    return Arena(config.memory, extent_size, huge_pages=config.huge_pages)
 
 
 async def serve_mount(
@@ -153,7 +194,14 @@ async def _superblock_of(devices: Sequence[Device], config: Config) -> Superbloc
     :raises DeviceMismatch, FormatError, DeviceError:
     """
     superblocks = [await _read_superblock(device, config) for device in devices]
+    seen: dict[UUID, Device] = {}
     for device, superblock in zip(devices, superblocks, strict=True):
+        if superblock.device in seen:
+            raise DeviceMismatch(
+                f"{device.name} and {seen[superblock.device].name} are the same device of pool '{config.name}', or "
+                "one is a copy: use one of them"
+            )
+        seen[superblock.device] = device
         if superblock.name != config.name:
             raise DeviceMismatch(
                 f"{device.name} belongs to pool '{superblock.name}', not to '{config.name}': "

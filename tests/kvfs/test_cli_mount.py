@@ -138,6 +138,21 @@ def test_the_mount_tells_what_it_does_without(kvfs: Kvfs, directory: MakeDirecto
 
 
 @pytest.mark.fuse
+@pytest.mark.parametrize(
+    "memory, code, says",
+    [
+        ("1MiB", 10, "memory 1MiB is too little for pool 'hot', .*at least 4MiB"),
+        ("4PiB", 36, "the system does not give 4PiB of memory .*: lower 'memory'"),
+    ],
+)
+def test_memory_that_cannot_be_had_is_refused(
+    kvfs: Kvfs, directory: MakeDirectory, memory: str, code: int, says: str
+) -> None:
+    kvfs.make_pool()
+    kvfs.fails(code, says, "mount", "hot", directory(), "--memory", memory)
+
+
+@pytest.mark.fuse
 def test_options_of_the_command_line_win_over_the_configuration(kvfs: Kvfs, directory: MakeDirectory) -> None:
     kvfs.make_pool()
     with socket.socket() as probe:
