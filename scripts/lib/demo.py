@@ -131,7 +131,7 @@ class Demo:
 
 def tell(what: str, result: str = "", seconds: float | None = None) -> None:
     took = "" if seconds is None else f"{seconds:8.2f} s"
-    print(f"  {what:<34}{result:<44}{took:>10}", flush=True)
+    print(f"  {what:<34}{result:<44}{took:>10}".rstrip(), flush=True)
 
 
 def tell_transfer(what: str, outcome: Outcome) -> None:
@@ -276,6 +276,7 @@ def main() -> int:
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
     print(f"Done in {time.monotonic() - begun:.0f} s; everything it made is gone again.")
+    print("The kvfs command is in .venv/bin; README.md has a short tour of it.")
     return 0
 
 
