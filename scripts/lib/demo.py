@@ -1,4 +1,4 @@
-"""Shows kvfs at work: a pool of files, an engine's workload that is larger than it, a kill -9, and a damaged byte.
+"""Shows kvfs at work: a pool of files, an engine's workload that is larger than it, a kill -9, and a damaged bit.
 
 Every block that is loaded is compared with what was stored, every byte of it. Takes away all that it made.
 """
@@ -30,6 +30,8 @@ GIB = 1 << 30
 DEVICES = 2
 POOL = "demo"
 COMMAND_SECONDS = 120
+LEAST_POOL = 0.5
+"""GiB; a smaller pool loses so much to its layout that the numbers would mislead."""
 LATEST = 100
 """Blocks that the engine asks for again at once: they are still in the mount's memory."""
 SPARE = GIB // 2
@@ -254,11 +256,28 @@ def main() -> int:
     )
     parser.add_argument("--pool", type=float, default=2, metavar="GIB", help="size of the pool [%(default)s]")
     parser.add_argument(
-        "--workload", type=float, default=4, metavar="GIB", help="size of the workload [%(default)s]"
+        "--workload",
+        type=float,
+        default=4,
+        metavar="GIB",
+        help="how much the engine stores, more than the pool [%(default)s]",
     )
-    parser.add_argument("--threads", type=int, default=4, help="of the engine [%(default)s]")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=4,
+        help="how many blocks the engine stores or loads at a time [%(default)s]",
+    )
     arguments = parser.parse_args()
     pool_size = int(arguments.pool * GIB)
+    if arguments.pool < LEAST_POOL:
+        parser.error(f"--pool must be at least {LEAST_POOL} GiB")
+    if arguments.workload <= arguments.pool:
+        parser.error(
+            "--workload must be larger than --pool: the demo shows what happens when it does not fit"
+        )
+    if not arguments.folder.is_dir():
+        parser.error(f"{arguments.folder} is no directory; see --folder")
     if shutil.disk_usage(arguments.folder).free < pool_size + SPARE:
         parser.error(
             f"{arguments.folder} has less than {(pool_size + SPARE) / GIB:.1f} GiB free; see --folder, --pool"
