@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_FRAMES_MIN = 4
-"""One to write to, one to read from, and some that are on their way."""
 _ABSENT = frozenset({errno.ENOENT, errno.ENXIO, errno.ENODEV})
 
 LEAST_FRAMES = 2
@@ -140,28 +138,20 @@ def _arena(config: Config, extent_size: int) -> Arena:
             f"memory {format_size(config.memory)} is too little for pool '{config.name}', whose extents have "
             f"{format_size(extent_size)}: give it at least {format_size(least)}"
         )
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if config.memory > there:  # it may be promised all the same, and then somebody be killed for it
+        raise _too_much(config, f"it has {format_size(there)}")
     try:
         return Arena(config.memory, extent_size, huge_pages=config.huge_pages)
     except OSError as error:
-        raise FramesError(
-            f"the system does not give {format_size(config.memory)} of memory ({error.strerror}): "
-            "lower 'memory' in the configuration, or --memory"
-        ) from None
+        raise _too_much(config, error.strerror) from None
 
 
-def _arena(config: Config, extent_size: int) -> Arena:
-    least = _FRAMES_MIN * extent_size
-    if config.memory < least:
-        raise ConfigError(
-            f"memory of {format_size(config.memory)} is too little for extents of {format_size(extent_size)}: "
-            f"give the mount {format_size(least)} or more"
-        )
-    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if config.memory > there:  # the system may promise it, and then kill whom it likes
-        raise ConfigError(
-            f"memory of {format_size(config.memory)} is more than this host has, {format_size(there)}"
-        )
-    return Arena(config.memory, extent_size, huge_pages=config.huge_pages)
+def _too_much(config: Config, why: str) -> FramesError:
+    return FramesError(
+        f"the system does not give {format_size(config.memory)} of memory ({why}): "
+        "lower 'memory' in the configuration, or --memory"
+    )
 
 
 async def serve_mount(

@@ -11,7 +11,8 @@ import logging
 import os
 import re
 import shutil
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+import stat
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +33,7 @@ from blockdev.file_device import create_file, open_file_device
 from blockdev.lease import Leases, local_domain
 from blockdev.opening import CreateOptions, add_device, create_pool, erase, read_superblock, set_domain
 from blockdev.signatures import foreign_signature, wipe_signatures
-from blockdev.types import EXTENT_CLASSES, SlotClass
+from blockdev.types import EXTENT_CLASSES, PAGE, SlotClass
 from kvfs.assemble import locked, open_devices
 from kvfs.config import Config, Durability, load_config, parse_config, render_config
 from kvfs.errors import ConfigError, MissingDevice
@@ -40,7 +41,7 @@ from kvfs.sizes import format_size
 from kvfs.state import PoolFolder, StateDirectory, write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Hashable, Iterator, Sequence
 
     from blockdev.device import Device
 
@@ -117,13 +118,24 @@ async def plan(
 
 
 def _absolute(paths: Sequence[Path]) -> list[Path]:
-    seen: dict[str, Path] = {}
+    seen: dict[Hashable, Path] = {}
     for path in paths:
         absolute = Path(os.path.abspath(path))  # noqa: PTH100 (Path.resolve would follow by-id links, which are meant)
-        if os.path.realpath(path) in seen:
-            raise DeviceMismatch(f"{path} is given twice")
-        seen[os.path.realpath(path)] = absolute
+        identity = _identity(absolute)
+        if identity in seen:
+            also = "" if seen[identity] == absolute else f", also as {seen[identity]}"
+            raise DeviceMismatch(f"{path} is given twice{also}")
+        seen[identity] = absolute
     return list(seen.values())
+
+
+def _identity(path: Path) -> Hashable:
+    """What is the same for all names of a device or file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return os.path.realpath(path)
+    return found.st_rdev if stat.S_ISBLK(found.st_mode) else (found.st_dev, found.st_ino)
 
 
 async def _new_file(path: Path, size: int | None) -> PlannedDevice:
@@ -134,6 +146,10 @@ async def _new_file(path: Path, size: int | None) -> PlannedDevice:
     if size is None:
         raise MissingDevice(
             f"{path} does not exist: give --size to make a file of that size, such as --size 4GiB"
+        )
+    if size < PAGE:
+        raise NoSpace(
+            f"{path}: a device of {format_size(size)} is too small for a pool; give a larger --size"
         )
     return PlannedDevice(path, CREATE_FILE, size, None)
 
@@ -186,21 +202,36 @@ async def create(folder: PoolFolder, new: NewPool) -> None:
     """
     options = CreateOptions(new.name, local_domain(folder.path.parent), extent_class(new.extent_size))
     paths = tuple(device.path for device in new.devices)
-    folder.create()
-    try:
+    with made(folder):
         async with _devices_for(new.devices) as devices:
             await create_pool(devices, options)
             config = Config(name=new.name, devices=paths, durability=new.durability)
             write_atomically(folder.config, render_config(config))
+
+
+@contextmanager
+def made(folder: PoolFolder) -> Iterator[None]:
+    """The folder of a pool that is to be made; where that fails, it goes unless there is something in it."""
+    folder.create()
+    try:
+        yield
     except BaseException:
-        with suppress(OSError):  # there is something in it
-            folder.path.rmdir()
+        if not folder.config.exists():
+            for path in (folder.devices, folder.path):
+                with suppress(OSError):  # not there, or there is something in it
+                    path.rmdir()
         raise
 
 
 @asynccontextmanager
-async def _devices_for(planned: Sequence[PlannedDevice]) -> AsyncIterator[list[Device]]:
-    """The planned devices, open for writing and without what they held; files are made, and removed on failure."""
+async def _devices_for(
+    planned: Sequence[PlannedDevice], present: Sequence[Device] = ()
+) -> AsyncIterator[list[Device]]:
+    """The planned devices, open for writing and without what they held; files are made, and removed on failure.
+
+    :param present: the devices that the pool has already
+    :raises DeviceMismatch: one of the planned devices is one of those, perhaps by another name; nothing was changed
+    """
     made: list[Path] = []
     async with AsyncExitStack() as stack:
         try:
@@ -209,6 +240,8 @@ async def _devices_for(planned: Sequence[PlannedDevice]) -> AsyncIterator[list[D
                     await _make(one)
                     made.append(one.path)
             devices = [await stack.enter_async_context(_opened(one.path, writable=True)) for one in planned]
+            for device in devices:
+                await _refuse_own(device, present)
             for one, device in zip(planned, devices, strict=True):
                 if one.holds is not None:
                     await wipe_signatures(device)
@@ -217,6 +250,20 @@ async def _devices_for(planned: Sequence[PlannedDevice]) -> AsyncIterator[list[D
             for path in made:
                 path.unlink(missing_ok=True)
             raise
+
+
+async def _refuse_own(new: Device, present: Sequence[Device]) -> None:
+    """A device has many names: hard links, loop devices, paths. Its superblock tells it by any of them."""
+    try:
+        superblock = await read_superblock(new)
+    except FormatError:
+        return
+    for device in present:
+        its = await read_superblock(device)
+        if (its.pool, its.device) == (superblock.pool, superblock.device):
+            raise DeviceMismatch(
+                f"{new.name} is in pool '{its.name}' already, as {device.name}; a copy of that must be erased first"
+            )
 
 
 async def _make(planned: PlannedDevice) -> None:
@@ -242,7 +289,7 @@ async def add(folder: PoolFolder, planned: Sequence[PlannedDevice]) -> None:
     async with (
         locked(folder, config, "adding a device"),
         open_devices(config, writable=True) as present,
-        _devices_for(planned) as new,
+        _devices_for(planned, present) as new,
     ):
         for one, device in zip(planned, new, strict=True):
             await add_device(present, device)
@@ -287,18 +334,18 @@ async def take(folder: PoolFolder, paths: Sequence[Path], *, force: bool) -> Non
         config = Config(name=folder.name, devices=tuple(_absolute(paths)))
     else:
         config = load_config(folder.config)
-    folder.create()
-    async with locked(folder, config, "taking it over") as superblock:
-        if superblock.domain != domain:
-            if not force:
-                raise WrongDomain(
-                    f"pool '{folder.name}' is coordinated by {superblock.domain}: "
-                    "say --force if no other host uses it"
-                )
-            async with open_devices(config, writable=True) as devices:
-                await set_domain(devices, domain)
-        if paths:
-            write_atomically(folder.config, render_config(config))
+    with made(folder):
+        async with locked(folder, config, "taking it over") as superblock:
+            if superblock.domain != domain:
+                if not force:
+                    raise WrongDomain(
+                        f"pool '{folder.name}' is coordinated by {superblock.domain}: "
+                        "say --force if no other host uses it"
+                    )
+                async with open_devices(config, writable=True) as devices:
+                    await set_domain(devices, domain)
+            if paths:
+                write_atomically(folder.config, render_config(config))
 
 
 async def destroy(folder: PoolFolder, *, force: bool) -> None:

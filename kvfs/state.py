@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -140,7 +141,12 @@ class StateDirectory:
         return folder
 
     def __iter__(self) -> Iterator[PoolFolder]:
-        """Every pool with a configuration, by name."""
+        """Every pool with a configuration, by name; none where there is no such directory.
+
+        :raises OSError: it cannot be read
+        """
+        with suppress(FileNotFoundError):
+            os.scandir(self.root).close()  # glob takes what it may not read for empty
         for config in sorted(self.root.glob("*/pool.yaml")):
             yield PoolFolder(config.parent)
 

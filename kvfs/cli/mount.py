@@ -180,10 +180,10 @@ async def _embedded(state: StateDirectory, mount_point: str, size: int) -> PoolF
                 f"{folder.name}', or begin anew after 'kvfs pool destroy {folder.name}'"
             )
         return folder
-    folder.create()
-    folder.devices.mkdir(exist_ok=True)
-    planned = await provision.plan(state, [folder.devices / "0"], size, force=True)
-    await provision.create(folder, provision.NewPool(folder.name, planned, 4 * MIB, "close"))
+    with provision.made(folder):
+        folder.devices.mkdir(exist_ok=True)
+        planned = await provision.plan(state, [folder.devices / "0"], size, force=True)
+        await provision.create(folder, provision.NewPool(folder.name, planned, 4 * MIB, "close"))
     return folder
 
 

@@ -376,3 +376,49 @@ def test_a_list_that_cannot_be_grown_in_place_is_written_again(kvfs: Kvfs) -> No
     config.write_text(f"devices: [{paths[0]} # ]\n ]\nname: hot  # lost\n")
     kvfs.ok("pool", "add", "hot", kvfs.device("more"), "--size", "64MiB")
     assert load_config(config).devices == (paths[0], kvfs.device("more"))
+
+
+# ── one device by several names ──────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("alias", ["hard link", "symlink", "same"])
+def test_a_device_of_the_pool_is_not_added_again_by_force(kvfs: Kvfs, alias: str) -> None:
+    """It would be wiped before the pool found out that it is its own."""
+    first = kvfs.make_pool()[0]
+    name = first if alias == "same" else kvfs.device("alias")
+    if alias == "hard link":
+        name.hardlink_to(first)
+    elif alias == "symlink":
+        name.symlink_to(first)
+    before = first.read_bytes()
+    kvfs.fails(54, "is in pool 'hot' already", "pool", "add", "hot", name, "--force")
+    assert first.read_bytes() == before
+    kvfs.ok("pool", "status", "hot")
+
+
+def test_a_copy_of_a_device_is_no_second_device(kvfs: Kvfs) -> None:
+    paths = kvfs.make_pool()
+    copy = kvfs.device("copy")
+    shutil.copyfile(paths[0], copy)
+    kvfs.fails(54, "is in pool 'hot' already", "pool", "add", "hot", copy, "--force")
+    kvfs.fails(54, "are the same device of pool 'hot'", "pool", "take", "hot", *paths, copy)
+    assert load_config(kvfs.state.folder("hot").config).devices == tuple(paths)
+
+
+def test_two_names_of_a_file_are_one_device(kvfs: Kvfs) -> None:
+    file = kvfs.device("file")
+    file.write_bytes(b"\0" * SIZE)
+    kvfs.device("link").hardlink_to(file)
+    kvfs.fails(54, "link is given twice, also as ", "pool", "create", "hot", file, kvfs.device("link"))
+
+
+# ── nothing is left of what failed ───────────────────────────────────────────────────────────────────────────
+
+
+def test_a_pool_that_was_not_made_or_taken_leaves_no_folder(kvfs: Kvfs) -> None:
+    kvfs.fails(45, "too small for a pool", "pool", "create", "hot", kvfs.device("new"), "--size", "1")
+    kvfs.fails(45, "at least", "pool", "create", "hot", kvfs.device("new"), "--size", "1MiB")
+    kvfs.device("junk").write_bytes(b"x" * SIZE)
+    kvfs.fails(51, "no valid superblock", "pool", "take", "hot", kvfs.device("junk"))
+    assert not kvfs.state.folder("hot").path.exists()
+    assert not kvfs.device("new").exists()

@@ -78,3 +78,10 @@ def test_a_failed_write_leaves_the_old_text(tmp_path: Path, monkeypatch: pytest.
         write_atomically(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_no_directory_has_no_pools_but_an_error(tmp_path: Path) -> None:
+    assert not list(StateDirectory(tmp_path / "missing"))
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        list(StateDirectory(tmp_path / "file"))
