@@ -225,11 +225,13 @@ async def _introduce(device: Device, superblock: Superblock) -> None:
     await device.flush()
 
 
-async def add_device(present: Sequence[Device], new: Device) -> Superblock:
+async def add_device(present: Sequence[Device], new: Device, *, degraded: bool = False) -> Superblock:
     """Add `new` to the pool of which `present` are all devices; nobody may have it open. Returns its superblock.
 
     The new device knows of itself before the others know of it: after a crash in between, the longer table counts.
 
+    :param degraded: others may be missing. One that comes back learns of the new one from the others, unless it was
+        given a device of its own meanwhile: then they do not agree any more
     :raises DeviceMismatch: devices of the pool are missing
     :raises NoSpace: it is too small
     :raises ValueError: the pool has as many devices as it can have
@@ -237,8 +239,10 @@ async def add_device(present: Sequence[Device], new: Device) -> Superblock:
     """
     attached = await _attach(present)
     table = _table(attached)
-    if len(attached) != len(table):
-        raise DeviceMismatch("a device can be added only while all others are there")
+    if len(attached) != len(table) and not degraded:
+        raise DeviceMismatch(
+            "a device can be added only while all others are there, unless one is lost for good and that is forced"
+        )
     if len(table) >= layout.DEVICES_MAX:
         raise ValueError(f"a pool has at most {layout.DEVICES_MAX} devices")
     first = attached[0].superblock

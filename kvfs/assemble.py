@@ -20,7 +20,6 @@ from kvfs.errors import ConfigError, FramesError, MissingDevice
 from kvfs.frames import Arena, open_frames
 from kvfs.fuse.mount import MountOptions, serve
 from kvfs.sizes import format_size
-from kvfs.sizes import format_size
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -144,7 +143,7 @@ def _arena(config: Config, extent_size: int) -> Arena:
     try:
         return Arena(config.memory, extent_size, huge_pages=config.huge_pages)
     except OSError as error:
-        raise _too_much(config, error.strerror) from None
+        raise _too_much(config, str(error.strerror)) from None
 
 
 def _too_much(config: Config, why: str) -> FramesError:

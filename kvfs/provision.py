@@ -280,9 +280,10 @@ async def _make(planned: PlannedDevice) -> None:
 # ── changing ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def add(folder: PoolFolder, planned: Sequence[PlannedDevice]) -> None:
+async def add(folder: PoolFolder, planned: Sequence[PlannedDevice], *, force: bool) -> None:
     """Add devices to a pool that nobody has open.
 
+    :param force: also while others are missing, such as one that is damaged and whose place this one takes
     :raises PoolBusy, NoSpace, DeviceMismatch, FormatError, DeviceError, OSError:
     """
     config = load_config(folder.config)
@@ -292,7 +293,7 @@ async def add(folder: PoolFolder, planned: Sequence[PlannedDevice]) -> None:
         _devices_for(planned, present) as new,
     ):
         for one, device in zip(planned, new, strict=True):
-            await add_device(present, device)
+            await add_device(present, device, degraded=force)
             present.append(device)
             config = replace(config, devices=(*config.devices, one.path))
             write_atomically(folder.config, with_device(folder.config.read_text(), config))

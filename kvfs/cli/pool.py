@@ -229,15 +229,15 @@ def add(
 ) -> None:
     """Add one or more DEVICEs to the pool NAME, which must not be mounted.
 
-    New objects go to all devices from then on; what is stored stays where it is. -H, -p, -o and --json are for
-    --dry-run.
+    New objects go to all devices from then on; what is stored stays where it is. All devices of the pool must be
+    there, unless --force says that one is lost for good. -H, -p, -o and --json are for --dry-run.
     """
     folder = state.known(name)
     planned = _plan(state, devices, options)
     if options["dry_run"]:
         _show_plan("pool add", planned, style)
         return
-    trio.run(provision.add, folder, planned)
+    trio.run(partial(provision.add, folder, planned, force=options["force"]))
 
 
 @pool.command("scrub", short_help="Verify everything that a pool holds.")

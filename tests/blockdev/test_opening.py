@@ -408,6 +408,28 @@ async def test_a_device_is_added_only_if_all_others_are_there(tmp_path: Path) ->
     assert not new.operations
 
 
+async def test_a_device_that_comes_back_learns_of_those_added_meanwhile(tmp_path: Path) -> None:
+    bench = await made(tmp_path, devices=2)
+    async with bench.pool() as pool:
+        data = {n: await content(pool, await put(pool, b"%d" % n, 300 * KIB)) for n in range(4)}
+    bench.devices = [device.reopen() for device in bench.devices]
+    new = FaultyDevice(SIZE, Random(1), name="new")
+    superblock = await add_device(bench.devices[:1], new, degraded=True)
+    assert (superblock.device_no, len(superblock.devices)) == (2, 3)
+    bench.devices.append(new)
+    async with bench.open() as opened:
+        assert opened.missing == ()
+        assert {n: await seen(opened.pool, b"%d" % n) for n in range(4)} == data
+    other = FaultyDevice(SIZE, Random(2), name="other")
+    alone = bench.devices[1].reopen()
+    await rewrite(alone, lambda s: replace(s, devices=s.devices[:2]))
+    await add_device([alone], other, degraded=True)
+    bench.devices[1] = alone
+    with pytest.raises(DeviceMismatch, match="does not agree"):
+        async with bench.open():
+            pass
+
+
 async def test_a_pool_does_not_grow_beyond_its_limit(tmp_path: Path) -> None:
     bench = await made(tmp_path)
     device = bench.devices[0]

@@ -378,6 +378,21 @@ def test_a_list_that_cannot_be_grown_in_place_is_written_again(kvfs: Kvfs) -> No
     assert load_config(config).devices == (paths[0], kvfs.device("more"))
 
 
+def test_a_damaged_device_is_replaced_as_the_guide_says(kvfs: Kvfs, expect_log: ExpectLog) -> None:
+    """Without it, then with it again: as another device, of which the others know."""
+    expect_log("device 1 of pool 'hot' is missing")
+    paths = kvfs.make_pool()
+    damage(paths[1], *SUPERBLOCKS)
+    kvfs.fails(51, "take it out of 'devices'", "pool", "status", "hot")
+    config = kvfs.state.folder("hot").config
+    config.write_text(config.read_text().replace(f"- {paths[1]}\n", ""))
+    kvfs.fails(54, "lost for good and that is forced", "pool", "add", "hot", paths[1])
+    kvfs.ok("pool", "add", "hot", paths[1], "--force")
+    states = kvfs("pool", "status", "hot", "-H", "-o", "number,state").rows
+    assert states == [["0", "live"], ["1", "missing"], ["2", "live"]]
+    kvfs.ok("pool", "destroy", "hot", "--yes", "--force")
+
+
 # ── one device by several names ──────────────────────────────────────────────────────────────────────────────
 
 
