@@ -165,6 +165,7 @@ def _again(state: StateDirectory, pool: str, mount_point: str, options: MountOpt
 
 def _folder(state: StateDirectory, pool: str, mount_point: str, options: MountOptions) -> PoolFolder:
     if options["size"] is not None:
+        check_fuse(allow_other=options["allow_other"])  # make no pool that cannot be mounted
         return trio.run(_embedded, state, mount_point, options["size"])
     return state.folder(pool) if options["config"] is not None else state.known(pool)
 
@@ -176,8 +177,9 @@ async def _embedded(state: StateDirectory, mount_point: str, size: int) -> PoolF
         there = sum(provision.size_of(path) or 0 for path in load_config(folder.config).devices)
         if there != size:
             message(
-                f"the pool of {mount_point} has {format_size(there)} and keeps them: add room with 'kvfs pool add "
-                f"{folder.name}', or begin anew after 'kvfs pool destroy {folder.name}'"
+                f"the pool of {mount_point} has {format_size(there)} already, and keeps that size: unmount it and "
+                f"add room with 'kvfs pool add {folder.name} DEVICE', or begin anew after 'kvfs pool destroy "
+                f"{folder.name}'"
             )
         return folder
     with provision.made(folder):

@@ -111,7 +111,10 @@ def test_an_embedded_pool_is_made_once_and_found_again(kvfs: Kvfs, directory: Ma
     kvfs.ok("umount", path)
     again = kvfs("mount", "--size", "256MiB", path, *MEMORY)
     assert again.code == 0
-    assert f"has 128MiB and keeps them: add room with 'kvfs pool add {name}'" in again.err
+    assert (
+        f"has 128MiB already, and keeps that size: unmount it and add room with 'kvfs pool add {name} DEVICE'"
+        in again.err
+    )
     kvfs.ok("umount", path)
     kvfs.ok("pool", "destroy", name, "--yes")
     assert not kvfs.state.folder(name).path.exists()
@@ -251,6 +254,8 @@ def test_a_machine_without_fuse_is_told(
     kvfs.make_pool()
     monkeypatch.setattr(mountpoint, "DEV_FUSE", kvfs.folder / "fuse")
     kvfs.fails(24, "is missing: load the module with 'modprobe fuse'", "mount", "hot", directory())
+    kvfs.fails(24, "is missing", "mount", "--size", "128MiB", directory("other"))
+    assert kvfs.ok("pool", "list", "-H", "-o", "name").out == "hot\n"
 
 
 def test_allow_other_needs_permission(
