@@ -212,6 +212,7 @@ class Recovery:
         ]
         result.high = max((c.stamp for c in candidates), default=Stamp(0))
         resolution = stamps.resolve({r.ref: r for r in [*candidates, *rivals]}.values(), self._is_scanned)
+        self._drop_dead([*candidates, *rivals], {record.ref for record in resolution.live.values()})
         for (directory, name), record in resolution.live.items():
             self._catalog.put(replace(record, directory=directory, name=name))
         orphans = self._drop_orphans() if result.trust is Trust.STALE else []
@@ -220,6 +221,13 @@ class Recovery:
         garbage = [*resolution.garbage, *orphans, *parts]
         result.garbage = len(garbage)
         await self._free(garbage)
+
+    def _drop_dead(self, records: Iterable[Descriptor], live: Collection[SlotRef]) -> None:
+        """Take out what the catalogue and the media agree on, but a record that the catalogue missed outdoes."""
+        for record in records:
+            entry = self._catalog.get(record.directory, record.name) if record.ref not in live else None
+            if entry is not None and entry.ref == record.ref:
+                self._catalog.delete(record.directory, record.name)
 
     async def _half_gone(self) -> list[Descriptor]:
         """Catalogue entries that a scan contradicts: their head is another one now, or a part of them is not theirs."""
