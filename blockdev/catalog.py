@@ -102,6 +102,11 @@ class Catalog:
             catalog.clear()
         return catalog
 
+    @property
+    def failed(self) -> bool:
+        """Whether a call raised OSError since it was opened or emptied."""
+        return self._opened is not None and self._opened.failed
+
     # ── sessions ─────────────────────────────────────────────────────────────────────────────────────────
 
     def trust(self, boot_id: str, sequences: Mapping[UUID, int]) -> Trust:

@@ -435,12 +435,13 @@ class _Opener:
     async def run(self, trust: Trust) -> tuple[Pool, Recovered]:
         try:
             return await self._recover(trust)
-        except Contradiction as error:
+        except (Contradiction, OSError) as error:
+            if isinstance(error, OSError) and not self.catalog.failed:
+                raise
+            what = "is damaged" if isinstance(error, OSError) else "contradicts the media"
             if self.options.readonly:
-                raise BlockError(
-                    f"the catalogue contradicts the media: {error}; mount the pool once"
-                ) from error
-            log.warning("the catalogue contradicts the media (%s): it is built again from them", error)
+                raise BlockError(f"the catalogue {what}: {error}; mount the pool once") from error
+            log.warning("the catalogue %s (%s): it is built again from the media", what, error)
             self.catalog.clear()  # and with it what it remembers as dirty, before `Room` looks at that
             return await self._recover(Trust.STALE)
 

@@ -6,6 +6,8 @@ class. A class that is not in the table is a mistake, which a test finds by walk
 
 from __future__ import annotations
 
+import builtins
+
 from blockdev import errors as block
 from kvfs import errors as kvfs
 
@@ -79,6 +81,11 @@ EXIT_CODES: dict[type[Exception], int] = {
 }
 
 _BY_NAME = {error.__name__: code for error, code in EXIT_CODES.items()}
+_BY_NAME |= {
+    name: EXIT_CODES[OSError]
+    for name, found in vars(builtins).items()
+    if isinstance(found, type) and issubclass(found, OSError)
+}
 
 
 def exit_code(error: BaseException) -> int:

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from kvfs.fuse.inodes import Place
 
 _REMEMBERED = 4096
-_LASTING = 5.0
-"""Seconds. A retry follows at once, or never if the thread was killed or a directory on the way refused it."""
+_LASTING = 60.0
+"""Seconds. A retry follows at once, or never if the thread was killed or a directory on the way refused it. At once may be
+long if this process was stopped in between."""
 _FOREIGN = 0
 
 

@@ -53,6 +53,7 @@ def test_a_class_without_a_code_counts_as_its_parent() -> None:
 def test_a_remote_error_counts_as_what_it_was_there() -> None:
     assert exit_codes.exit_code(RemoteError("PoolBusy", "x")) == exit_codes.EXIT_CODES[PoolBusy]
     assert exit_codes.exit_code(RemoteError("NoSpace", "x")) == exit_codes.EXIT_CODES[NoSpace]
+    assert exit_codes.exit_code(RemoteError("FileExistsError", "x")) == exit_codes.EXIT_CODES[OSError]
     assert exit_codes.exit_code(RemoteError("FromTheFuture", "x")) == exit_codes.EXIT_CODES[RemoteError]
 
 

@@ -204,7 +204,7 @@ def test_what_a_look_up_found_is_given_back_when_the_retry_ends():
     find(7, "fourth")
     retries.expect(8, F, writing=False)
     find(8, "fifth")
-    clock.now = 6.0
+    clock.now = 61.0
     assert retries.take(9, F) is None
     assert released == ["first", "second", "third", "fourth", "fifth"]
 
@@ -213,7 +213,7 @@ def test_a_retry_does_not_last():
     clock = _Clock()
     retries = Retries(clock)
     retries.expect(7, F, writing=True)
-    clock.now = 6.0
+    clock.now = 61.0
     assert not is_writing(retries, 7, F)
     assert not retries.take(7, F)
 
