@@ -49,15 +49,15 @@ def _translated(method: Callable[Concatenate[Tables, P], R]) -> Callable[Concate
         except lmdb.Error as error:
             self.failed = True
             self.abandon()
-            raise _os_error(error) from error
+            raise _os_error(error, self._path) from error
 
     return call
 
 
-def _os_error(error: lmdb.Error) -> OSError:
+def _os_error(error: lmdb.Error, path: Path) -> OSError:
     # LMDB's own codes are negative, the system's are positive; older bindings have neither.
     code = getattr(error, "code", 0)
-    return OSError(code if code > 0 else errno.EIO, str(error))
+    return OSError(code if code > 0 else errno.EIO, str(error), str(path))
 
 
 class Tables:
@@ -86,8 +86,9 @@ class Tables:
         except _DAMAGE as error:
             raise DamagedTables(str(error)) from error
         except lmdb.Error as error:
-            raise _os_error(error) from error
+            raise _os_error(error, path) from error
         self.failed = False
+        self._path = path
         self._changes = 0  # in the open transaction
         self._numbers: dict[str, int] = {}  # by table, the last one given by `append`
         self._writing: Transaction[bytes] | None = None

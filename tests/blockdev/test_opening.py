@@ -621,12 +621,12 @@ async def test_a_catalogue_that_contradicts_the_media_is_built_again(
 
 
 async def test_a_catalogue_with_a_damaged_page_is_built_again(tmp_path: Path, expect_log: ExpectLog) -> None:
-    """LMDB has no checksums: it may find the damage at once or where it walks."""
+    """LMDB has no checksums: it finds the damage at once, or where it walks."""
     expect_log("the catalogue is damaged .*: it is built again from the media")
-    bench = await made(tmp_path)
-    async with bench.pool() as pool:
-        data = {b"%d" % n: await content(pool, await put(pool, b"%d" % n, n * 100)) for n in range(60)}
     for page in range(2, 12):
+        bench = await made(tmp_path / f"{page}")
+        async with bench.pool() as pool:
+            data = {b"%d" % n: await content(pool, await put(pool, b"%d" % n, n * 100)) for n in range(60)}
         with (bench.folder / "data.mdb").open("r+b") as file:
             file.seek(page * PAGE)
             file.write(Random(page).randbytes(PAGE))
