@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import trio
@@ -40,6 +41,17 @@ class Tombstones:
         self._sources = sources
         self._lock = trio.Lock()
         self._last: Descriptor | None = None
+        self._spare: SlotRef | None = None
+
+    async def prepare(self) -> None:
+        """See that a tombstone can be written when the pool is full of what needs one to go."""
+        if self._spare is None and (self._last is None or not self._has_room(self._last.supersedes)):
+            with suppress(NoSpace):
+                spare = await self._room.reserve(SlotClass.INLINE)
+                if self._spare is None:
+                    self._spare = spare
+                else:  # another one was faster
+                    self._room.give_back(spare)
 
     async def bury(self, refs: Sequence[SlotRef], *, patient: bool) -> bool:
         """List `refs` (a few) durably.
@@ -57,11 +69,15 @@ class Tombstones:
                     self._room.give_back(spare)
                 await self._extend(refs)
                 return True
-            spare = spare or self._room.take(SlotClass.INLINE)
-            if spare is None:
+            slot = spare or self._room.take(SlotClass.INLINE) or self._take_spare()
+            if slot is None:
                 return False
-            await self._begin(spare, refs)
+            await self._begin(slot, refs)
             return True
+
+    def _take_spare(self) -> SlotRef | None:
+        spare, self._spare = self._spare, None
+        return spare
 
     def _has_room(self, refs: Sequence[SlotRef]) -> bool:
         last = self._last
@@ -137,6 +153,8 @@ class Debts:
         if old is not None and old.object_id != heir:
             owed += [*self.of(old.object_id), old.ref]
         owed = list(dict.fromkeys(owed))
+        if not all(map(self._room.reaches, owed)):
+            await self._tombstones.prepare()
         if len(owed) <= _OWED_MAX:
             return tuple(owed)
         last = owed.pop() if old is not None and owed[-1] == old.ref else None

@@ -375,6 +375,7 @@ async def open_pool(devices: Sequence[Device], folder: Path, options: OpenOption
                     nursery.start_soon(_keep_committing, catalog)
                 yield Opened(pool, recovered, missing)
         finally:
+            pool.close()
             if not options.readonly:
                 with trio.CancelScope(shield=True):
                     await _settle(opener, complete=not recovered.unread_regions)

@@ -16,9 +16,7 @@ Locks: names before objects, each kind in one order; eviction only tries.
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple, TypedDict, Unpack
 
@@ -31,13 +29,13 @@ from blockdev.errors import (
     Exists,
     IsDirectory,
     Missing,
-    NameConflict,
     NotDirectory,
-    NotEmpty,
+    PoolClosed,
     Raced,
     ReadOnly,
 )
 from blockdev.eviction import Policy
+from blockdev.forks import ends_in_children
 from blockdev.locks import KeyedLocks
 from blockdev.media import Media
 from blockdev.pool_figures import PoolCounters, PoolStatistics, RoomTotals
@@ -48,6 +46,7 @@ from blockdev.room import Room
 from blockdev.sources import Sources
 from blockdev.space import Space
 from blockdev.stamps import NameKey
+from blockdev.tree import Tree
 from blockdev.types import (
     NO_ID,
     ROOT,
@@ -94,7 +93,7 @@ class Parts(NamedTuple):
 
 
 class Pool:
-    """See the module.
+    """See the module. Everything but giving back and unpinning raises PoolClosed once it is closed.
 
     :ivar extent_size: bytes
     :ivar on_gone: called, between awaits, with each object that leaves without being asked to: evicted or damaged
@@ -120,23 +119,37 @@ class Pool:
         )
         self._names: KeyedLocks[tuple[DirectoryId, bytes]] = KeyedLocks()
         self._objects: KeyedLocks[ObjectId] = KeyedLocks()
-        self._entering: Counter[DirectoryId] = Counter()
-        self._leaving: set[DirectoryId] = set()
+        self._tree = Tree(parts.catalog)
         self._counters = PoolCounters()
+        self._closed = ""
         self._room.evict = self._evict
         self._room.may_go = lambda object_id: object_id not in self._versions.pins
         self._room.found = self._versions.found
         self.media.on_lost.append(self._device_lost)
+        for number in self.media.devices:
+            if not self.media.available(number):  # lost while the pool was opened
+                self._device_lost(number)
+        ends_in_children(self)
+
+    def close(self) -> None:
+        """Refuse everything from here on with PoolClosed; `open_pool` does this at its end."""
+        self._closed = "it was closed"
+
+    def end_in_child(self) -> None:
+        """After a fork, the child's copy is as good as closed: the devices and the lock are the parent's."""
+        self._closed = "it belongs to the parent of this process"
 
     # ── names ────────────────────────────────────────────────────────────────────────────────────────────
 
     def lookup(self, directory: DirectoryId, name: bytes) -> Descriptor | None:
         """The object, directory or symlink of that name; None if there is none or part of it cannot be reached."""
+        self._check_open()
         record = self.catalog.get(directory, name)
         return record if record is not None and self.reachable(record) else None
 
     def children(self, directory: DirectoryId, after: bytes = b"") -> Iterator[Descriptor]:
         """What is in a directory, by name, from the first name greater than `after`."""
+        self._check_open()
         return (record for record in self.catalog.children(directory, after) if self.reachable(record))
 
     def current(self, record: Descriptor) -> Descriptor | None:
@@ -145,11 +158,10 @@ class Pool:
 
     def directory(self, directory: DirectoryId) -> Descriptor | None:
         """The record of a directory by its id; None for an unknown one and for a root that was never changed."""
-        record = self.catalog.by_id(ObjectId(directory))
-        return record if record is not None and record.kind is Kind.DIRECTORY else None
+        return self._tree.directory(directory)
 
     def is_empty(self, directory: DirectoryId) -> bool:
-        return not self.catalog.has_children(directory) and not self._entering[directory]
+        return self._tree.is_empty(directory)
 
     def reachable(self, record: Descriptor) -> bool:
         """Whether every slot of the object is on a device and in a region that can be read."""
@@ -159,6 +171,7 @@ class Pool:
 
     async def extents(self, record: Descriptor) -> tuple[ExtentRef, ...]:
         """All extents of an object. :raises ChecksumError, Raced, Unavailable, DeviceError:"""
+        self._check_open()
         return await self._reader.extents(record)
 
     async def read_extent(self, record: Descriptor, index: int, into: memoryview) -> int:
@@ -168,6 +181,7 @@ class Pool:
 
         :raises ChecksumError, Raced, Unavailable, DeviceError:
         """
+        self._check_open()
         try:
             return await self._reader.read_extent(record, index, into)
         except ChecksumError as error:
@@ -176,6 +190,7 @@ class Pool:
 
     async def verify(self, record: Descriptor) -> None:
         """Read all of an object. :raises: as `read_extent`, which also says what happens to a damaged one"""
+        self._check_open()
         try:
             await self._reader.verify(record)
         except ChecksumError as error:
@@ -194,6 +209,7 @@ class Pool:
 
         :raises Raced: it has left already, and nobody else has pinned it
         """
+        self._check_open()
         pins = self._versions.pins
         if not pins.holds(record):
             current = self.current(record)
@@ -230,6 +246,7 @@ class Pool:
         :raises DeviceTimeout: the slot is not used again, since the write may still arrive
         :raises Unavailable, DeviceError:
         """
+        self._check_open()
         await self._room.write_payload(ref, data)
 
     async def read_reserved(self, ref: SlotRef, into: memoryview) -> None:
@@ -256,7 +273,7 @@ class Pool:
             try:
                 layout.check_name(new.name)
                 async with (
-                    self._entering_directory(new.directory),
+                    self._tree.entering(new.directory),
                     self._names.hold((new.directory, new.name)),
                 ):
                     head = await self._publish_locked(new, taken)
@@ -288,37 +305,6 @@ class Pool:
         if old.kind is Kind.DIRECTORY:
             raise IsDirectory(f"{new.name!r} is a directory")
         return old
-
-    @asynccontextmanager
-    async def _entering_directory(self, directory: DirectoryId) -> AsyncIterator[None]:
-        """While something is being put into a directory, it is not empty."""
-        if directory in self._leaving or (directory != ROOT and self.directory(directory) is None):
-            raise Missing("the directory is gone")
-        self._entering[directory] += 1
-        try:
-            yield
-        finally:
-            self._entering[directory] -= 1
-            if not self._entering[directory]:
-                del self._entering[directory]
-
-    @contextmanager
-    def _leaving_directory(self, record: Descriptor | None) -> Iterator[None]:
-        """While a directory that is empty is being removed, nothing is put into it.
-
-        :raises NotEmpty:
-        """
-        if record is None or record.kind is not Kind.DIRECTORY:
-            yield
-            return
-        directory = DirectoryId(record.object_id)
-        if not self.is_empty(directory):
-            raise NotEmpty(f"{record.name!r} is not empty")
-        self._leaving.add(directory)
-        try:
-            yield
-        finally:
-            self._leaving.discard(directory)
 
     async def make_directory(
         self, directory: DirectoryId, name: bytes, mode: int, uid: int, gid: int
@@ -369,14 +355,14 @@ class Pool:
         if record.kind is Kind.DIRECTORY:
             locks.append(_ALL_DIRECTORIES)  # or two of them at once could move into each other
         with trio.CancelScope(shield=True):
-            async with self._entering_directory(directory), self._names.hold(*locks):
+            async with self._tree.entering(directory), self._names.hold(*locks):
                 old = self._replaceable_by(record, target, replace=replace)
                 ids = {r.object_id for r in (record, old) if r is not None}
                 async with self._objects.hold(*ids):
                     current = self._must_be(record)
                     old = self._replaceable_by(record, target, replace=replace)
-                    self._check_outside(current, directory)
-                    with self._leaving_directory(old if old is not None and self.reachable(old) else None):
+                    self._tree.check_outside(current, directory)
+                    with self._tree.leaving(old if old is not None and self.reachable(old) else None):
                         head = await self._move(current, target, old)
         return head
 
@@ -389,18 +375,6 @@ class Pool:
         if old is not None:
             await self._versions.replaced(old, head)
         return head
-
-    def _check_outside(self, record: Descriptor, directory: DirectoryId) -> None:
-        """:raises NameConflict: `directory` is `record`, or in it"""
-        seen: set[DirectoryId] = set()  # media may hold loops
-        while record.kind is Kind.DIRECTORY and directory not in seen:
-            if ObjectId(directory) == record.object_id:
-                raise NameConflict(f"{record.name!r} cannot be moved into itself")
-            seen.add(directory)
-            parent = self.directory(directory)
-            if parent is None:
-                return
-            directory = parent.directory
 
     async def _rewrite(self, head: Descriptor) -> Descriptor:
         """Write the next page of a live head's slot, its sequence set here."""
@@ -481,7 +455,7 @@ class Pool:
                 self._objects.hold(record.object_id),
             ):
                 current = self._must_be(record)
-                with self._leaving_directory(current):
+                with self._tree.leaving(current):
                     await self._versions.remove(current)
                 self._counters.removed += 1
 
@@ -529,7 +503,12 @@ class Pool:
     def _device_lost(self, device: DeviceNo) -> None:
         self._space.drop_device(device)
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise PoolClosed(f"pool {self.name!r} cannot be used any more: {self._closed}")
+
     def _check_writable(self) -> None:
+        self._check_open()
         if self.readonly:
             raise ReadOnly(f"pool {self.name!r} was opened for reading")
 

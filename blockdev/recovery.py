@@ -34,6 +34,8 @@ from blockdev.space import Space
 from blockdev.tasks import for_each
 from blockdev.types import (
     CHUNK_SLOTS,
+    NAMED_KINDS,
+    NO_ID,
     ROOT,
     Descriptor,
     DeviceNo,
@@ -133,7 +135,7 @@ class Recovery:
         chunks = self._chunks(trust)
         result.chunks = len(chunks)
         result.unread_regions = await self._read(chunks)
-        if chunks:
+        if trust is not Trust.CURRENT:
             await self._reconcile(result)
         await self._claim(result, policy)
         return result
@@ -201,20 +203,14 @@ class Recovery:
         for record in list(self._found.values()):
             if record.kind in {Kind.BODY, Kind.INDEX}:
                 continue
-            whole = record.kind is not Kind.HEAD or await self._is_whole(record)
+            whole = _may_be(record) and (record.kind is not Kind.HEAD or await self._is_whole(record))
             if not whole:
                 broken.append(record)
             candidates.append(record if whole else _as_tombstone(record))
-        rivals = [
-            r
-            for c in candidates
-            if (r := self._catalog.get(c.directory, c.name)) and r.ref not in self._found
-        ]
         result.high = max((c.stamp for c in candidates), default=Stamp(0))
-        resolution = stamps.resolve({r.ref: r for r in [*candidates, *rivals]}.values(), self._is_scanned)
-        self._drop_dead([*candidates, *rivals], {record.ref for record in resolution.live.values()})
-        for (directory, name), record in resolution.live.items():
-            self._catalog.put(replace(record, directory=directory, name=name))
+        contenders = {r.ref: r for r in [*candidates, *await self._rivals(candidates)]}
+        resolution = stamps.resolve(contenders.values(), self._is_scanned)
+        self._enter(contenders.values(), resolution)
         orphans = self._drop_orphans() if result.trust is Trust.STALE else []
         result.broken = len(broken)
         parts = await self._unclaimed()
@@ -222,12 +218,44 @@ class Recovery:
         result.garbage = len(garbage)
         await self._free(garbage)
 
-    def _drop_dead(self, records: Iterable[Descriptor], live: Collection[SlotRef]) -> None:
-        """Take out what the catalogue and the media agree on, but a record that the catalogue missed outdoes."""
-        for record in records:
-            entry = self._catalog.get(record.directory, record.name) if record.ref not in live else None
-            if entry is not None and entry.ref == record.ref:
-                self._catalog.delete(record.directory, record.name)
+    async def _rivals(self, candidates: Iterable[Descriptor]) -> list[Descriptor]:
+        """Records outside of the scanned chunks that those inside speak about: of the same name, or listed."""
+        rivals: dict[SlotRef, Descriptor] = {}
+        waiting = list(candidates)
+        while waiting:
+            record = waiting.pop()
+            rival = self._catalog.get(record.directory, record.name)
+            listed = [await self._read_record(ref) for ref in record.supersedes if self._is_outside(ref)]
+            for other in (rival, *listed):
+                if other is not None and other.ref not in self._found and other.ref not in rivals:
+                    rivals[other.ref] = other
+                    waiting.append(other)
+        return list(rivals.values())
+
+    def _is_outside(self, ref: SlotRef) -> bool:
+        return self._media.reaches(ref) and chunk_of(ref.address) not in self._scanned
+
+    async def _read_record(self, ref: SlotRef) -> Descriptor | None:
+        """The record of a name in this use of a slot; None if that is over, or cannot be read."""
+        if self._media.header(RegionId(ref.device, ref.region)).epoch != ref.generation >> 32:
+            return None
+        try:
+            record = await self._media.read_descriptor(ref.address)
+        except (DeviceError, Unavailable):
+            return None
+        if record is None or record.generation != ref.generation or record.kind not in NAMED_KINDS:
+            return None
+        return record
+
+    def _enter(self, contenders: Iterable[Descriptor], resolution: stamps.Resolution) -> None:
+        """Have the catalogue say what was resolved."""
+        live = {record.ref for record in resolution.live.values()}
+        for record in contenders:
+            known = self._catalog.by_id(record.object_id)
+            if known is not None and known.ref == record.ref and record.ref not in live:
+                self._catalog.delete(known.directory, known.name)
+        for (directory, name), record in resolution.live.items():
+            self._catalog.put(replace(record, directory=directory, name=name))
 
     async def _half_gone(self) -> list[Descriptor]:
         """Catalogue entries that a scan contradicts: their head is another one now, or a part of them is not theirs."""
@@ -434,6 +462,13 @@ class Recovery:
         owner = self._space.region(RegionId(ref.device, ref.region)).owner(ref.slot)
         lives = self._catalog.by_id(owner) if owner is not None else None
         return lives is None or lives.ref != ref
+
+
+def _may_be(record: Descriptor) -> bool:
+    """Whether a record has an identity that it may have: media are not trusted."""
+    if record.object_id == ObjectId(ROOT):
+        return record.kind is Kind.DIRECTORY
+    return record.object_id != NO_ID
 
 
 def _as_tombstone(broken: Descriptor) -> Descriptor:

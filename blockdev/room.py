@@ -387,7 +387,9 @@ class Room:
         return epoch, await self.sequence_of(ref.address)
 
     def publish(self, ref: SlotRef, owner: ObjectId) -> None:
-        """The record of `owner` was written into a reserved slot. Nothing if its device was lost meanwhile."""
+        """The record of `owner` was written into a reserved slot. Nothing if that has failed meanwhile."""
+        if self._space.has_failed(ref):
+            return
         self._space.publish(ref, owner)
         self._space.touch(ref, trio.current_time())
 

@@ -24,6 +24,7 @@ from blockdev.memory import page_buffer
 from blockdev.opening import CreateOptions, OpenOptions, create_pool, open_pool
 from blockdev.pool import Pool
 from blockdev.publication import NewObject, extent_length, slots_of
+from blockdev.tally import slot_bytes
 from blockdev.tasks import for_each
 from blockdev.testing import FaultyDevice, RandomFaults
 from blockdev.types import (
@@ -105,6 +106,17 @@ class Failure(AssertionError):
 
     def __str__(self) -> str:
         return self.what
+
+
+def lose_after(device: FaultyDevice, operations: int, also: Callable[[], None] = lambda: None) -> None:
+    """Lose a device when it has had so many operations; `also` is called at each."""
+
+    def count(*_: object) -> None:
+        also()
+        if device.operations.total() >= operations:
+            device.lose()
+
+    device.on_operation = count
 
 
 @dataclass
@@ -193,13 +205,21 @@ class CrashModel:
             return
         for device in self.devices:
             device.random_faults = RandomFaults(error_rate=0.02, timeout_rate=0.01)
+        if self.rng.random() < 0.3:
+            lose_after(self.rng.choice(self.devices), self.rng.randrange(60))
         with suppress(BlockError):
             async with open_pool(self.devices, self.folder, self._options()) as result:
                 self._adopt(result.pool)
-                self.unsure = bool(result.recovered.unread_regions)
+                self.unsure = bool(result.recovered.unread_regions) or not self._is_complete()
                 for device in self.devices:
                     device.random_faults = RandomFaults()
+                    device.on_operation = None
                 await self.check()
+                with suppress(NoSpace):
+                    await self._worker(3)
+                await self._check_idle()
+        self._doubt()
+        self.busy.clear()
         self.devices = [device.reopen() for device in self.devices]
 
     def _next_boot(self, end: str, heirs: list[FaultyDevice], snapshot: Path) -> None:
@@ -223,11 +243,15 @@ class CrashModel:
         self.busy.clear()
 
     def _attach_all(self) -> None:
+        self._doubt()
+        self.devices += self.absent.values()
+        self.absent.clear()
+
+    def _doubt(self) -> None:
+        """While something was out of reach, older versions may have been made to count again."""
         if self.absent or self.unsure:
             for key in self.may:
                 self.may[key] |= self.history[key]
-        self.devices += self.absent.values()
-        self.absent.clear()
 
     def _options(self) -> OpenOptions:
         return OpenOptions(
@@ -267,14 +291,7 @@ class CrashModel:
         for device in self.devices:
             device.on_operation = count
         if self.faults and self.rng.random() < 0.3:
-            lost, at = self.rng.choice(self.devices), self.rng.randrange(10 * operations)
-
-            def count_and_lose(*operation: object) -> None:
-                count(*operation)
-                if lost.operations.total() == at:
-                    lost.lose()
-
-            lost.on_operation = count_and_lose
+            lose_after(self.rng.choice(self.devices), self.rng.randrange(10 * operations), count)
         await for_each(range(3), lambda _: self._worker(operations // 3), at_once=3)
 
     async def _worker(self, operations: int) -> None:
@@ -452,12 +469,15 @@ class CrashModel:
         self._known(key)
 
     def _allow(self, key: Key, seen: Seen) -> None:
-        lost = any(attached.lost for attached in self.pool.media.devices.values())
-        allowed = self._known(key) | ({None} if lost else set())
+        allowed = self._known(key) | (set() if self._is_complete() else {None})
         if self.absent or self.unsure:
             allowed |= {None, *self.history[key]}
         if seen not in allowed:
             raise Failure(f"seed {self.seed}: {key[1]!r} is {seen}, allowed {self._known(key)}")
+
+    def _is_complete(self) -> bool:
+        """Whether no device was lost since the pool was opened."""
+        return not any(attached.lost for attached in self.pool.media.devices.values())
 
     def _version_of(self, record: Descriptor, content: list[bytes]) -> Version:
         tags = []
@@ -494,9 +514,11 @@ class CrashModel:
     async def _check_idle(self) -> None:
         """Nothing is held by nobody when all work is done."""
         pool = self.pool
-        if reserved := pool._space.totals().reserved:
+        spare = pool._versions.debts._tombstones._spare  # kept while something is owed
+        reserved = pool._space.totals().reserved
+        if reserved and not (spare is not None and reserved == slot_bytes(SlotClass.INLINE)):
             raise Failure(f"seed {self.seed}: {reserved} bytes reserved by nobody")
-        if len(pool._names) or len(pool._objects) or pool._entering or pool._leaving:
+        if len(pool._names) or len(pool._objects) or not pool._tree.is_idle:
             raise Failure(f"seed {self.seed}: locks held by nobody")
         if pool._versions.pins.bytes:
             raise Failure(f"seed {self.seed}: pinned by nobody")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -743,3 +744,32 @@ async def test_reading_beside_a_writer(tmp_path: Path, *, writer_is_live: bool) 
     async with bench.open(readonly=True, writer_is_live=writer_is_live) as opened:
         assert opened.recovered.trust is (Trust.CURRENT if writer_is_live else Trust.STALE)
         assert await seen(opened.pool, b"x") is not None
+
+
+# ── devices that fail while the pool is opened ───────────────────────────────────────────────────────────────
+
+
+async def test_a_device_that_is_lost_while_the_pool_is_opened_is_not_used(
+    tmp_path: Path, expect_log: ExpectLog
+) -> None:
+    expect_log("device d1 is lost", count=1)
+    bench = await made(tmp_path, devices=2)
+    async with bench.pool() as pool:
+        records = [await put(pool, b"%d" % number, 300 * KIB) for number in range(4)]
+        await pool.remove(records[3])
+        at = pair_at(pool, records[1].ref)
+    shutil.rmtree(tmp_path)
+
+    def lose(devices: list[FaultyDevice]) -> None:
+        def count(operation: Operation, offset: int, length: int) -> None:
+            if operation is Operation.READ and offset <= at < offset + length:
+                devices[1].lose()
+
+        devices[1].on_operation = count
+
+    bench.prepare = lose
+    async with bench.pool() as pool:
+        assert pool.statistics().unreachable_devices == (1,)
+        for number in range(6):
+            assert (await put(pool, b"n%d" % number, 300 * KIB)).address.device == 0
+        assert pool.lookup(ROOT, b"1") is None

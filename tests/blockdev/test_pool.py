@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import stat
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from blockdev.errors import (
     NoSpace,
     NotDirectory,
     NotEmpty,
+    PoolClosed,
     Raced,
     RecordTooLarge,
     Unavailable,
@@ -75,9 +78,7 @@ async def directory(pool: Pool, name: bytes, parent: DirectoryId = ROOT) -> Desc
 
 def idle(pool: Pool) -> bool:
     """Whether nothing is reserved, held or locked."""
-    return not (
-        pool.totals().held or len(pool._names) or len(pool._objects) or pool._entering or pool._leaving
-    )
+    return not (pool.totals().held or len(pool._names) or len(pool._objects) or not pool._tree.is_idle)
 
 
 # ── storing and finding ──────────────────────────────────────────────────────────────────────────────────────
@@ -1280,6 +1281,65 @@ async def test_a_flush_that_fails_loses_the_device_and_not_the_reservation(
         ref = await pool.reserve(EXTENT)
         assert ref.device == 0
         pool.give_back(ref)
+
+
+# ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def refuses_everything(pool: Pool, record: Descriptor, extent: ExtentRef) -> bool:
+    """Whether nothing can be done with a pool but to let go."""
+    new = NewObject(ROOT, b"y", REGULAR, 0, 0, 0, 1, inline=b"y")
+    buffer = page_buffer(PAGE)
+    for ask in (
+        lambda: pool.publish(new),
+        lambda: pool.reserve(1),
+        lambda: pool.write(extent.ref, buffer),
+        lambda: pool.rename(record, ROOT, b"y"),
+        lambda: pool.update(record, mode=REGULAR),
+        lambda: pool.update_root(0o700, 0, 0),
+        lambda: pool.remove(record),
+        lambda: pool.make_directory(ROOT, b"d", 0o700, 0, 0),
+        lambda: pool.extents(record),
+        lambda: pool.read_extent(record, 0, buffer),
+        lambda: pool.verify(record),
+    ):
+        with pytest.raises(PoolClosed):
+            await ask()
+    for name in (lambda: pool.lookup(ROOT, b"x"), lambda: pool.children(ROOT), lambda: pool.pin(record)):
+        with pytest.raises(PoolClosed):
+            name()
+    pool.unpin(record)
+    pool.give_back(extent.ref)
+    return True
+
+
+async def test_a_pool_that_is_closed(tmp_path: Path) -> None:
+    bench = await made(tmp_path)
+    async with bench.pool() as pool:
+        record = await put(pool, b"x", 300 * KIB)
+        extent = await stored(pool, pattern(PAGE))
+        pool.pin(record)
+    assert await refuses_everything(pool, record, extent)
+    async with bench.pool() as pool:
+        assert pool.lookup(ROOT, b"x") == record
+
+
+async def test_a_pool_ends_in_a_child_process(tmp_path: Path) -> None:
+    bench = await made(tmp_path)
+    async with bench.pool() as pool:
+        record = await put(pool, b"x", 300 * KIB)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of later Pythons, about forks among threads
+            child = os.fork()
+        if not child:
+            try:
+                pool.lookup(ROOT, b"x")
+                os._exit(1)
+            except PoolClosed:
+                os._exit(0)
+        _, status = os.waitpid(child, 0)  # noqa: ASYNC222 - it has ended or will at once
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert pool.lookup(ROOT, b"x") == record
 
 
 # ── figures ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import trio
+from trio.testing import MockClock
 
 from blockdev import layout
 from blockdev.catalog import Trust
@@ -24,6 +26,7 @@ from blockdev.types import (
     HOLE,
     KIB,
     MIB,
+    NO_ID,
     PAGE,
     ROOT,
     Descriptor,
@@ -166,6 +169,56 @@ async def test_changes_that_the_catalogue_did_not_keep_are_found(tmp_path: Path)
         assert await seen(pool, b"second") == data
         assert await seen(pool, b"one") == files[b"one"]
         assert not leaked(pool)
+
+
+async def test_what_was_let_go_before_the_end_does_not_take_the_slots_of_others(tmp_path: Path) -> None:
+    """Evicted, but the catalogue did not keep that; then the device with its head was away."""
+    bench = await made(tmp_path / "a", devices=2)
+    async with bench.pool() as pool:
+        await put(pool, b"odd", EXTENT)
+        record = await put(pool, b"x", 2 * EXTENT)
+        assert [extent.device for extent in record.extents] == [1, 0]
+    async with bench.pool() as pool:
+        pool._room.mark(record.address)
+        pool._room.mark(record.extents[1].address)
+        crash(bench)
+        shutil.rmtree(bench.folder)
+        shutil.copytree(tmp_path / "a", bench.folder)
+        assert await pool._evict(record.object_id)
+    bench.absent = {1}
+    async with bench.open() as opened:
+        pool = opened.pool
+        assert opened.recovered.trust is Trust.CRASHED
+        assert pool.catalog.by_id(record.object_id) is None
+        for number in range(20):
+            await put(pool, b"%d" % number, EXTENT)
+        for found in pool.children(ROOT):
+            await pool.verify(found)
+    bench.absent = set()
+    async with bench.pool() as pool:
+        assert pool.lookup(ROOT, b"x") is None
+        assert not leaked(pool)
+
+
+async def test_what_lay_in_a_region_that_was_formatted_since_is_gone(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    bench = await made(tmp_path / "a")
+    async with bench.pool() as pool:
+        for number in range(12):
+            await put(pool, b"%d" % number, EXTENT)
+    async with bench.pool() as pool:
+        crash(bench)
+        await trio.sleep(10)
+        await put(pool, b"x", 300 * KIB)
+        assert pool.statistics().room.repurposed == 1
+    async with bench.open() as opened:
+        pool = opened.pool
+        assert opened.recovered.trust is Trust.CRASHED
+        assert len([name for name in named(pool) if name != b"x"]) == 9
+        assert not leaked(pool)
+        for found in pool.children(ROOT):
+            await pool.verify(found)
 
 
 async def test_a_catalogue_of_a_reader_is_thrown_away(tmp_path: Path) -> None:
@@ -445,6 +498,36 @@ async def test_a_region_that_cannot_be_read_is_out_of_reach_and_comes_back(
         assert opened.recovered.trust is Trust.CURRENT
 
 
+async def test_a_tombstone_that_is_read_later_still_counts(tmp_path: Path, expect_log: ExpectLog) -> None:
+    """It lay in a region that could not be read when the device with what it lists came back."""
+    expect_log("region . of device 0 cannot be read", count=1)
+    bench = await made(tmp_path / "a", devices=2)
+    async with bench.pool() as pool:
+        records = [await put(pool, b"%d" % n, 300 * KIB) for n in range(4)]
+        gone = [record for record in records if record.address.device == 1]
+    bench.absent = {1}
+    async with bench.pool() as pool:
+        for record in gone:
+            await pool.remove(await put(pool, record.name, 300 * KIB))
+        tombstone = pool._versions.debts._tombstones._last
+        assert tombstone is not None
+        span = region_at(pool, tombstone)
+    bench.absent = set()
+    bench.prepare = unreadable(span)
+    async with bench.open() as opened:
+        assert opened.recovered.trust is Trust.STALE
+        assert len(named(opened.pool)) == 4, "without it they are there again"
+        replacement = await put(opened.pool, gone[0].name, 400 * KIB)
+    bench.prepare = untouched
+    async with bench.open() as opened:
+        pool = opened.pool
+        assert opened.recovered.trust is Trust.CRASHED
+        assert pool.lookup(ROOT, gone[0].name) == replacement, "this came after it"
+        assert pool.lookup(ROOT, gone[1].name) is None
+        assert len(named(pool)) == 3
+        assert not leaked(pool)
+
+
 async def test_parts_in_a_region_that_cannot_be_read_are_believed(
     tmp_path: Path, expect_log: ExpectLog
 ) -> None:
@@ -569,6 +652,8 @@ def with_extent(**fields: int) -> Change:
         pytest.param(lambda r: replace(r, size=9 * EXTENT), id="more bytes than extents"),
         pytest.param(lambda r: replace(r, size=1), id="fewer bytes than extents"),
         pytest.param(lambda r: replace(r, extents=r.extents[:1]), id="fewer extents than bytes"),
+        pytest.param(lambda r: replace(r, object_id=NO_ID), id="no identity"),
+        pytest.param(lambda r: replace(r, object_id=ObjectId(ROOT)), id="the root's identity"),
         pytest.param(lambda r: replace(r, indexed=True), id="an index that is none"),
         pytest.param(lambda r: replace(r, indexed=True, size=200 * EXTENT), id="index slots that are bodies"),
         pytest.param(lambda r: replace(r, indexed=True, size=2**63, extents=r.extents * 20), id="endless"),

@@ -361,9 +361,14 @@ async def test_without_a_slot_for_a_tombstone_nothing_goes(tmp_path: Path) -> No
     bench = await made(tmp_path, devices=2)
     owed = await owing(bench)
     async with bench.pool() as pool:
+        inline = []
+        while (ref := pool._room.take(SlotClass.INLINE)) is not None:
+            inline.append(ref)
         assert not await pool._evict(owed[0].object_id)
         assert pool.lookup(ROOT, owed[0].name) == owed[0]
-        await put(pool, b"small")  # formats a region for such
+        for ref in inline:
+            pool.give_back(ref)
+        await put(pool, b"small")
         assert await pool._evict(owed[0].object_id)
         assert await pool._evict(owed[1].object_id)
         assert inline_slots(pool) == 2
@@ -373,6 +378,27 @@ async def test_without_a_slot_for_a_tombstone_nothing_goes(tmp_path: Path) -> No
         assert pool.lookup(ROOT, owed[0].name) is None
         assert pool.lookup(ROOT, owed[2].name) == owed[2]
         assert inline_slots(pool) == 1, "there was nothing left to answer for"
+        assert not leaked(pool)
+
+
+async def test_a_slot_for_a_tombstone_is_kept_as_soon_as_one_may_be_needed(tmp_path: Path) -> None:
+    """A pool that is full of small files and of what replaced something on the missing device goes on."""
+    bench = await made(tmp_path, devices=2)
+    async with bench.pool() as pool:
+        names = [b"%d" % n for n in range(24)]
+        for name in names:
+            await put(pool, name, EXTENT)
+    bench.absent = {1}
+    async with bench.pool() as pool:
+        for round_number in range(3):
+            for name in names:
+                await put(pool, name, EXTENT)
+            for number in range(1500):
+                await put(pool, b"small %d %d" % (round_number, number))
+        data = {record.name: await content(pool, record) for record in pool.children(ROOT)}
+    bench.absent = set()
+    async with bench.pool() as pool:
+        assert {record.name: await content(pool, record) for record in pool.children(ROOT)} == data
         assert not leaked(pool)
 
 
