@@ -476,10 +476,22 @@ class _Opener:
 
 
 async def _keep_committing(catalog: Catalog) -> None:
+    """A catalogue that cannot be written, on a disk that is full, ends nothing: what it has committed can still be
+    read, what is stored meanwhile may be missing until the pool is opened again and the media are read.
+    """
     checked = trio.current_time()
+    failing = False
     while True:
         await trio.sleep(_COMMIT_BUSY if catalog.has_changes else _COMMIT_IDLE)
-        catalog.commit_due(trio.current_time())
+        try:
+            if catalog.commit_due(trio.current_time()):
+                failing = False
+        except OSError as error:
+            if not failing:
+                log.error(
+                    "the catalogue cannot be written (%s): free space there, then mount the pool again", error
+                )
+            failing = True
         if trio.current_time() - checked > _CHECK_READERS:
             catalog.reader_check()  # a reader that was killed would keep old pages from being reused
             checked = trio.current_time()
