@@ -195,6 +195,11 @@ class Region:
             return self._limbo[0][0]
         return float("inf") if self.counts[SlotState.LIMBO] else None
 
+    @property
+    def resting(self) -> int:
+        """How many slots leave limbo at a known time."""
+        return sum(self._state[slot] == SlotState.LIMBO for _, slot in self._limbo)
+
     # ── learning what is on media ────────────────────────────────────────────────────────────────────────
 
     def load(self, slot: SlotNo, record: Descriptor | None) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from uuid import UUID
@@ -101,6 +102,8 @@ class Room:
         self._policy = policy
         self._options = options
         self._searching: KeyedLocks[SlotClass] = KeyedLocks()
+        self._wanted: Counter[SlotClass] = Counter()
+        """Reservations under way that did not find a free slot."""
         self._formatting = trio.Lock()
         self._dirty = set(catalog.dirty_chunks())
         self._unflushed: set[SlotAddress] = set()
@@ -138,15 +141,20 @@ class Room:
         ref = self._space.take(slot_class)
         if ref is not None:
             return ref
-        async with self._searching.hold(slot_class):
-            while True:
-                ref = self._space.take(slot_class)
-                if ref is not None:
-                    return ref
-                if not await self._make_room(slot_class):
-                    raise NoSpace(
-                        f"no room for {slot_class.payload_size or 'inline'} bytes: all that is left is in use"
-                    )
+        self._wanted[slot_class] += 1
+        try:
+            async with self._searching.hold(slot_class):
+                return await self._search(slot_class)
+        finally:
+            self._wanted[slot_class] -= 1
+
+    async def _search(self, slot_class: SlotClass) -> SlotRef:
+        while (ref := self._space.take(slot_class)) is None:
+            if not await self._make_room(slot_class):
+                raise NoSpace(
+                    f"no room for {slot_class.payload_size or 'inline'} bytes: all that is left is in use"
+                )
+        return ref
 
     def take(self, slot_class: SlotClass) -> SlotRef | None:
         """A slot as from `reserve`, if one is free."""
@@ -198,8 +206,9 @@ class Room:
             or await self._load_unknown(slot_class)
             or await self._format_unused(slot_class)
             or await self._take_empty(slot_class)
+            or await self._wait_for_enough(slot_class)
             or await self._evict_or_repurpose(slot_class)
-            or await self._wait_for_grace()
+            or await self._wait_for_any()
         )
 
     async def _reap(self) -> bool:
@@ -207,7 +216,10 @@ class Room:
         return bool(self._space.reap(trio.current_time(), self._is_held))
 
     async def flush_freed(self) -> None:
-        """With `durability: flush`, make the invalidations so far durable. A device that cannot is lost, and none of its slots are handed out."""
+        """With `durability: flush`, make the invalidations so far durable.
+
+        A device that cannot is lost, and none of its slots are handed out.
+        """
         async with self._flushing:  # who has discarded a slot may not find that another discards it later
             for device in {address.device for address in self._unflushed}:
                 freed = [address for address in self._unflushed if address.device == device]
@@ -271,6 +283,7 @@ class Room:
     async def _format(self, region: RegionId, slot_class: SlotClass) -> None:
         try:
             header = await self._media.format_region(region, slot_class, self._options.member)
+            slots = self._media.geometry(region).slots
         except (DeviceError, Unavailable) as error:
             log.warning("region %s of device %s cannot be formatted (%s): not used", *region[::-1], error)
             self._space.drop_region(region)
@@ -279,7 +292,6 @@ class Room:
             self._space.add_unused(region)  # cancelled: nothing of it goes on
             raise
         self.counters.formatted += 1
-        slots = self._media.geometry(region).slots
         formatted = Region.formatted(region, slot_class, header.epoch, slots)
         formatted.last_used = trio.current_time()  # not to be taken for another class before it was of use
         self._space.add_region(formatted)
@@ -356,13 +368,25 @@ class Room:
         for owner in list(region.owners()):
             if not await self.evict(owner):
                 return False
+        ready = region.next_ready()
+        if ready is not None and ready > trio.current_time():
+            await self._wait_until(ready)
         await self._reap()
         return True
 
-    async def _wait_for_grace(self) -> bool:
-        """Wait until slots leave limbo; of any class, since a region that is empty by then can change its class."""
-        ready = min((r for c in SlotClass if (r := self._space.next_ready(c)) is not None), default=math.inf)
-        if math.isinf(ready):
+    async def _wait_for_enough(self, slot_class: SlotClass) -> bool:
+        """Wait if as many slots as are wanted will be free by themselves: letting more objects go would be a waste."""
+        if self._space.resting(slot_class) < self._wanted[slot_class]:
+            return False
+        return await self._wait_until(self._space.next_ready(slot_class))
+
+    async def _wait_for_any(self) -> bool:
+        """Wait for slots of any class, since a region that is empty by then can change its class."""
+        ready = [r for c in SlotClass if (r := self._space.next_ready(c)) is not None]
+        return await self._wait_until(min(ready, default=None))
+
+    async def _wait_until(self, ready: float | None) -> bool:
+        if ready is None or math.isinf(ready):
             return False
         self.counters.limbo_waits += 1
         await trio.sleep_until(ready)

@@ -290,6 +290,10 @@ class Space:
         regions = [region for region in self._limbo.values() if region.slot_class == slot_class]
         return min((ready for r in regions if (ready := r.next_ready()) is not None), default=None)
 
+    def resting(self, slot_class: SlotClass) -> int:
+        """How many slots of the class leave limbo at a known time."""
+        return sum(region.resting for region in self._limbo.values() if region.slot_class == slot_class)
+
     def quarantine(self, place: SlotAddress | SlotRef) -> None:
         """Do not use the slot until its region is formatted.
 

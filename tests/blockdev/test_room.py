@@ -269,7 +269,7 @@ async def test_a_region_that_cannot_be_looked_at_gives_no_slots_but_its_objects_
 async def test_slots_rest_before_they_are_used_again(
     tmp_path: Path, autojump_clock: MockClock, size: int
 ) -> None:
-    """Also when the room is wanted for another class."""
+    """Also when the room is wanted for another class; no more is let go than is needed."""
     bench = await made(tmp_path)
     async with bench.pool(grace=10.0) as pool:
         for number in range(12):
@@ -279,6 +279,20 @@ async def test_slots_rest_before_they_are_used_again(
         assert trio.current_time() - began == 10
         assert pool.statistics().room.limbo_waits == 1
         assert await seen(pool, b"x") is not None
+        assert pool.statistics().pool.evicted == (1 if size == EXTENT else 3)
+
+
+async def test_as_many_go_as_are_wanted_at_once(tmp_path: Path, autojump_clock: MockClock) -> None:
+    bench = await made(tmp_path)
+    async with bench.pool(grace=10.0) as pool:
+        for number in range(12):
+            await put(pool, b"%02d" % number, EXTENT)
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for number in range(4):
+                nursery.start_soon(put, pool, b"new%d" % number, EXTENT)
+        assert trio.current_time() - began == 10
+        assert pool.statistics().pool.evicted == 4
 
 
 async def test_who_waits_for_a_slot_may_give_up(tmp_path: Path, autojump_clock: MockClock) -> None:
