@@ -378,7 +378,7 @@ async def open_pool(devices: Sequence[Device], folder: Path, options: OpenOption
             pool.close()
             if not options.readonly:
                 with trio.CancelScope(shield=True):
-                    await _settle(opener, complete=not recovered.unread_regions)
+                    await _settle(opener, complete=not (recovered.unread_regions or recovered.left_over))
 
 
 def _check_domain(attached: Sequence[Attached], ours: str) -> None:

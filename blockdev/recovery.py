@@ -75,6 +75,8 @@ class Recovered:
     """Regions whose header is damaged."""
     unread_regions: int = 0
     """Regions whose records could not be read: until they are, the catalogue is not complete."""
+    left_over: int = 0
+    """Records that are outdone and could not be freed yet: they are to be looked at the next time, too."""
     high: Stamp = field(default=Stamp(0))
     owed: dict[ObjectId, tuple[SlotRef, ...]] = field(default_factory=dict)
     stranded: dict[ObjectId, list[SlotRef]] = field(default_factory=dict)
@@ -216,7 +218,8 @@ class Recovery:
         parts = await self._unclaimed()
         garbage = [*resolution.garbage, *orphans, *parts]
         result.garbage = len(garbage)
-        await self._free(garbage)
+        freed = await self._free(garbage)
+        self._note_left_over(contenders.values(), resolution, freed, result)
 
     async def _rivals(self, candidates: Iterable[Descriptor]) -> list[Descriptor]:
         """Records outside of the scanned chunks that those inside speak about: of the same name, or listed."""
@@ -390,9 +393,11 @@ class Recovery:
         self._reader.learn(head, extents)
         return slots_of(head, extents)
 
-    async def _free(self, garbage: Iterable[Descriptor]) -> None:
+    async def _free(self, garbage: Iterable[Descriptor]) -> set[SlotRef]:
+        """Make garbage invalid; returns the slots whose record is."""
+        freed: set[SlotRef] = set()
         if self._room is None:
-            return
+            return freed
         stopped = False
         for record in garbage:
             named = record.kind not in {Kind.BODY, Kind.INDEX}
@@ -404,7 +409,40 @@ class Recovery:
                 self._space.claim(record.ref, record.object_id, record.sequence)
             done = await self._room.invalidate([record.ref])
             stopped = stopped or (named and not done)
+            if done:
+                freed.add(record.ref)
         await self._room.flush_freed()  # what replaced it may leave before the next flush
+        return freed
+
+    def _note_left_over(
+        self,
+        contenders: Iterable[Descriptor],
+        resolution: stamps.Resolution,
+        freed: Collection[SlotRef],
+        result: Recovered,
+    ) -> None:
+        """What is outdone and still valid is owed by what has its name, and looked at again the next time.
+
+        It stays because it outdoes something out of reach in turn, or could not be freed.
+        """
+        live = {record.ref for record in resolution.live.values()}
+        for record in contenders:
+            directory = resolution.same.get(record.directory, record.directory)
+            successor = resolution.live.get((directory, record.name))
+            if (
+                successor is None
+                or record.ref in live
+                or record.ref in freed
+                or record.kind is Kind.TOMBSTONE
+            ):
+                continue
+            if DirectoryId(record.object_id) in resolution.same:
+                continue  # a directory made twice
+            owed = (*result.owed.get(successor.object_id, ()), record.ref)
+            result.owed[successor.object_id] = owed
+            result.left_over += 1
+            if self._room is not None:
+                self._room.mark(record.address)
 
     # ── 4. space and policy ──────────────────────────────────────────────────────────────────────────────
 
@@ -449,9 +487,9 @@ class Recovery:
         return {object_id: self._media.classes(refs) for object_id, refs in result.stranded.items()}
 
     def _note_debts(self, record: Descriptor, result: Recovered) -> None:
-        owed = tuple(ref for ref in record.supersedes if self._is_owed(ref))
+        owed = [*result.owed.get(record.object_id, ()), *filter(self._is_owed, record.supersedes)]
         if owed:
-            result.owed[record.object_id] = owed
+            result.owed[record.object_id] = tuple(dict.fromkeys(owed))
 
     def _is_owed(self, ref: SlotRef) -> bool:
         """Whether a record that was replaced may come back. It cannot if it was renamed first, and lives."""

@@ -408,6 +408,36 @@ async def test_a_clock_that_went_back_does_not_hide_what_is_stored_where_a_tombs
             await pool.remove(pool.lookup(ROOT, gone.name) or gone)
 
 
+async def test_what_is_outdone_but_must_stay_is_owed(tmp_path: Path) -> None:
+    """Three versions of a name: the oldest is out of reach, so the second stays, so the third owes it."""
+    bench = await made(tmp_path / "a", devices=2)
+    async with bench.pool() as pool:
+        oldest = next(
+            r for r in [await put(pool, b"%d" % n, 300 * KIB) for n in range(4)] if r.address.device == 1
+        )
+    bench.absent = {1}
+    async with bench.pool() as pool:
+        older = await put(pool, oldest.name, 300 * KIB)
+        new = await put(pool, b"new", 400 * KIB)
+        await write_record(pool.media, replace(new, name=oldest.name, sequence=new.sequence + 1))
+    forget(bench)
+    for trust in (Trust.STALE, Trust.CRASHED):
+        async with bench.open() as opened:
+            pool = opened.pool
+            assert opened.recovered.trust is trust
+            assert opened.recovered.left_over == 1
+            assert await seen(pool, oldest.name) == pattern(400 * KIB, b"new")
+            if trust is Trust.CRASHED:
+                await pool.remove(pool.lookup(ROOT, oldest.name) or older)
+    async with bench.open() as opened:
+        assert opened.recovered.left_over == 0
+        assert opened.pool.lookup(ROOT, oldest.name) is None
+    bench.absent = set()
+    async with bench.pool() as pool:
+        assert pool.lookup(ROOT, oldest.name) is None
+        assert not leaked(pool)
+
+
 async def test_a_debt_that_was_renamed_first_is_none(tmp_path: Path) -> None:
     """Stored again while the device was away; what it replaced got another name while the other device was."""
     bench = await made(tmp_path / "a", devices=2)
