@@ -162,7 +162,10 @@ async def serve_mount(
     :raises MountError: it cannot be mounted
     """
     options = MountOptions(
-        allow_other=config.allow_other, whole_limit=config.open_verify_limit, read_ahead=config.read_ahead
+        allow_other=config.allow_other,
+        whole_limit=config.open_verify_limit,
+        read_ahead=config.read_ahead,
+        lane=config.lane,
     )
     if config.root_mode is not None:
         await _set_root_mode(assembly.pool, config.root_mode)

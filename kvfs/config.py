@@ -64,6 +64,8 @@ class Config:
     """Files up to this many bytes are read and verified before open() returns, so that damage is a miss."""
     read_ahead: int = 2
     """Extents to read ahead of whoever reads a larger file."""
+    lane: bool = True
+    """Answer reads and writes in threads of our own; without, pyfuse3 answers everything, more slowly."""
     allow_other: bool = False
     """Let other users use the mount."""
     root_mode: int | None = None
@@ -258,6 +260,7 @@ _READERS: dict[str, Callable[[yaml.Node], Any]] = {
     "io_timeout": _seconds,
     "open_verify_limit": _size(0),
     "read_ahead": _count(0, 64),
+    "lane": _switch,
     "allow_other": _switch,
     "root_mode": _mode,
     "metrics": lambda node: parse_address(_text(node)),
@@ -283,6 +286,7 @@ _WRITERS: dict[str, Callable[[Any], Any]] = {
     "memory": exact_size,
     "open_verify_limit": exact_size,
     "huge_pages": bool,
+    "lane": bool,
     "allow_other": bool,
     "io_timeout": lambda seconds: f"{seconds:g}s",
     "root_mode": lambda mode: f"0o{mode:03o}",

@@ -177,6 +177,10 @@ class FrameCache:
             message = f"all {count} frames are in use; none came free within {self._patience:g} s"
             raise NoFrames(message) from None
 
+    def try_allocate(self) -> Frame | None:
+        """A private frame, pinned, its bytes undefined; None if there is none at once."""
+        return None if self._closed else self._table.take()
+
     def adopt(self, frame: Frame, object_id: ObjectId, index: int, length: int) -> None:
         """Let others find the holder's private frame as extent `index` of an object, `length` bytes of it.
 

@@ -54,6 +54,7 @@ class MountOptions(TypedDict):
     memory: int | None
     durability: Durability | None
     allow_other: bool
+    no_lane: bool
     metrics: Address | None
     foreground: bool
     ready_fd: int | None
@@ -79,6 +80,7 @@ class MountOptions(TypedDict):
     help="What a closed file survives: a killed process, or a power loss too. [default: from the configuration]",
 )
 @click.option("--allow-other", is_flag=True, help="Let other users use the mount.")
+@click.option("--no-lane", is_flag=True, help="Let pyfuse3 answer reads and writes too: slower, and simpler.")
 @click.option("--metrics", type=AddressType(), help="Serve Prometheus metrics there.")
 @click.option("--foreground", "-f", is_flag=True, help="Stay in the foreground, for service managers.")
 @click.option("--ready-fd", type=int, hidden=True, help="Where to say that the mount answers.")
@@ -158,6 +160,8 @@ def _again(state: StateDirectory, pool: str, mount_point: str, options: MountOpt
         line += ["--durability", options["durability"]]
     if options["allow_other"]:
         line += ["--allow-other"]
+    if options["no_lane"]:
+        line += ["--no-lane"]
     if options["metrics"] is not None:
         line += ["--metrics", str(options["metrics"])]
     return [*line, pool, mount_point]
@@ -202,6 +206,7 @@ def _configured(folder: PoolFolder, options: MountOptions) -> Config:
         "memory": options["memory"],
         "durability": options["durability"],
         "allow_other": options["allow_other"] or None,
+        "lane": False if options["no_lane"] else None,
         "metrics": options["metrics"],
     }
     return replace(config, **{key: value for key, value in chosen.items() if value is not None})  # type: ignore[arg-type]

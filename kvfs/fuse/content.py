@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from blockdev.types import Descriptor, ExtentRef, SlotRef, Xxh3
 from kvfs.frame_table import Frame
+from kvfs.fuse.intake import Intake
 from kvfs.fuse.ranges import Ranges
 
 
@@ -84,8 +85,17 @@ class DraftExtent:
         assert self.frame is not None
         stop = start + len(data)
         self.frame.view[start:stop] = data
+        self.note(start, stop)
+
+    def note(self, start: int, stop: int) -> None:
+        """Bytes `[start, stop)` were put into the frame."""
         self.written.add(start, stop)
         self.version += 1
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it was written, so that nothing need be filled in."""
+        return self.written.covers(0, self.owner.extent_size)
 
 
 class DraftContent:
@@ -98,9 +108,12 @@ class DraftContent:
     :ivar base_limit: how many bytes of the base still count: cutting a file off and extending it makes zeros
     :ivar dirty: there is something to publish
     :ivar error: why nothing will be published any more
+    :ivar prepared: extents with a slot and a frame into which nothing was written yet: not part of the file
+    :ivar intake: where threads put bytes; what they wrote counts when `catch_up` is called
+    :ivar changed_ns: when the last of what was caught up with was written; 0 if nobody has asked since
     """
 
-    def __init__(self, extent_size: int) -> None:
+    def __init__(self, extent_size: int, intake: Intake | None = None) -> None:
         self.extent_size = extent_size
         self.size = 0
         self.base: Descriptor | None = None
@@ -109,6 +122,30 @@ class DraftContent:
         self.extents: dict[int, DraftExtent] = {}
         self.dirty = False
         self.error: Exception | None = None
+        self.prepared: dict[int, DraftExtent] = {}
+        self.intake = intake or Intake()
+        self.changed_ns = 0
+
+    def catch_up(self) -> list[DraftExtent]:
+        """Take in what threads have written; returns the extents that became whole."""
+        whole = []
+        for extent, start, stop, time_ns in self.intake.take():
+            if extent.dead:
+                continue
+            if self.prepared.get(extent.index) is extent:
+                self.extents[extent.index] = self.prepared.pop(extent.index)
+            was_whole = extent.is_whole
+            extent.note(start, stop)
+            self.grow(extent.index * self.extent_size + stop)
+            self.changed_ns = time_ns
+            if extent.is_whole and not was_whole:
+                whole.append(extent)
+        return whole
+
+    def fail(self, error: Exception) -> None:
+        """Nothing will be published any more, for this reason unless there was one before."""
+        self.error = self.error or error
+        self.intake.close()
 
     def rebase(self, base: Descriptor, extents: tuple[ExtentRef, ...]) -> None:
         """Go on from a published version: every byte is its, nothing is the draft's own."""

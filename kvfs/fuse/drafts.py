@@ -20,6 +20,7 @@ from blockdev.publication import NewObject
 from blockdev.types import HOLE, NAME_MAX, Descriptor, DirectoryId, ExtentRef
 from kvfs.errors import FramesClosed, FramesError
 from kvfs.fuse.content import DraftContent, DraftExtent, Piece
+from kvfs.fuse.intake import Intake, Soon
 from kvfs.fuse.memory import DraftMemory
 from kvfs.fuse.ports import PoolPort, Xattrs
 from kvfs.fuse.versions import Versions
@@ -65,6 +66,8 @@ class DraftServices:
     memory: DraftMemory
     predecessors: Predecessors
     now_ns: Callable[[], int]
+    soon: Soon | None = None
+    """How threads that put bytes into drafts reach the trio thread; None if there are none."""
 
 
 class Draft:
@@ -95,7 +98,8 @@ class Draft:
         self.handles = 0
         self.lock = trio.Lock()
         self.on_idle: Callable[[], None] = _nothing
-        self.content = DraftContent(services.pool.extent_size)
+        intake = Intake(services.soon, self._note_whole, self._note_half)
+        self.content = DraftContent(services.pool.extent_size, intake)
         self._services = services
         self._writer = writer
         self._mtime_set = False
@@ -107,16 +111,19 @@ class Draft:
 
     @property
     def size(self) -> int:
+        self.catch_up()
         return self.content.size
 
     @property
     def stored_size(self) -> int:
         """Bytes that are not holes, roughly."""
+        self.catch_up()
         own = sum(extent.used for extent in self.content.extents.values())
         return min(self.size, own + (self.base.stored_size if self.base is not None else 0))
 
     @property
     def dirty(self) -> bool:
+        self.catch_up()
         return self.content.dirty
 
     @property
@@ -126,7 +133,7 @@ class Draft:
     @property
     def is_publishable(self) -> bool:
         """Whether there is something that its name should stand for and does not yet."""
-        return self.content.dirty and self.linked and self.content.error is None
+        return self.dirty and self.linked and self.content.error is None
 
     def check(self) -> None:
         """:raises Exception: what poisoned the draft"""
@@ -175,7 +182,7 @@ class Draft:
             try:
                 await self._write(offset, memoryview(data))
             except (BlockError, FramesError) as error:
-                self.content.error = error
+                self.content.fail(error)
                 raise
         return len(data)
 
@@ -186,13 +193,45 @@ class Draft:
         for piece, extent in zip(pieces, extents, strict=True):
             length = piece.stop - piece.start
             await memory.bring(extent)
-            was_whole = extent.written.covers(0, content.extent_size)
+            was_whole = extent.is_whole
             extent.absorb(piece.start, data[:length])
             data = data[length:]
             content.grow(piece.extent * content.extent_size + piece.stop)
-            if not was_whole and extent.written.covers(0, content.extent_size):
+            if not was_whole and extent.is_whole:
                 memory.save_soon(extent)
+            memory.admit(extent)
         self.touch()
+        if pieces and pieces[-1].extent:
+            await memory.prepare(content, pieces[-1].extent + 1)
+
+    # --- bytes that other threads put there
+
+    async def prepare(self) -> None:
+        """Have room ready for the first bytes, so that a thread can put them there."""
+        if self.content.intake.serves:
+            async with self.lock:
+                await self._services.memory.prepare(self.content, 0)
+
+    def catch_up(self) -> None:
+        """Take in what other threads have written."""
+        self._services.memory.catch_up(self.content)
+        if self.content.changed_ns:
+            self.attributes.mtime_ns = self.attributes.ctime_ns = self.content.changed_ns
+            self.content.changed_ns = 0
+            self._mtime_set = False
+
+    def _note_whole(self, _: DraftExtent) -> None:
+        self.catch_up()
+
+    def _note_half(self, extent: DraftExtent) -> None:
+        self._services.memory.run_soon(self._prepare_after, extent)
+
+    async def _prepare_after(self, extent: DraftExtent) -> None:
+        """Room for the next extent, before who writes from front to back comes to it."""
+        async with self.lock:
+            self.catch_up()
+            if self.content.extents.get(extent.index) is extent:
+                await self._services.memory.prepare(self.content, extent.index + 1)
 
     def touch(self) -> None:
         """The file changed now."""
@@ -201,16 +240,18 @@ class Draft:
 
     def set_mtime(self, mtime_ns: int) -> None:
         """Set the time of the last change; it stays until the next one."""
+        self.catch_up()
         self.attributes.mtime_ns = mtime_ns
         self._mtime_set = True
 
     async def truncate(self, size: int) -> None:
         """Set the size. :raises Exception: the draft is poisoned"""
         async with self.lock:
-            self.truncate_locked(size)
+            self.check()
+            await self._services.memory.still(self.content)
+            self._truncate(size)
 
-    def truncate_locked(self, size: int) -> None:
-        self.check()
+    def _truncate(self, size: int) -> None:
         for extent in self.content.truncate(size):
             self._services.memory.discard(extent)
         self.touch()
@@ -223,7 +264,7 @@ class Draft:
         :raises BlockError, FramesError:
         """
         self.check()
-        length = min(length, self.size - offset)
+        length = min(length, self.size - offset)  # which catches up
         if length <= 0:
             return b""
         pieces = list(self.content.pieces(offset, length))
@@ -291,12 +332,14 @@ class Draft:
 
     async def publish_locked(self, *, replace: bool = True) -> bool:
         self.check()
-        if not self.content.dirty or not self.linked:
+        if not self.dirty or not self.linked:
             return False
         try:
+            await self._services.memory.still(self.content)
+            self.catch_up()
             await self._publish(replace=replace)
         except (BlockError, FramesError) as error:
-            self.content.error = error
+            self.content.fail(error)
             raise
         return True
 
@@ -348,6 +391,9 @@ class Draft:
         """End the draft's own extents; what is published and in memory can be found there."""
         memory, versions = self._services.memory, self._services.versions
         extents, self.content.extents = self.content.extents, {}
+        prepared, self.content.prepared = self.content.prepared, {}
+        for extent in prepared.values():
+            memory.discard(extent)
         for index, extent in extents.items():
             used = extent.used
             frame = memory.release(extent) if handed_over else None

@@ -9,8 +9,9 @@ holds an older version is simply written again.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import trio
 from xxhash import xxh3_64_intdigest
@@ -70,11 +71,97 @@ class DraftMemory:
 
         :raises BlockError: no slot, NoSpace above all
         """
+        self.catch_up(content)
         extent = content.extents.get(index)
+        if extent is None and index in content.prepared:
+            extent = content.extents[index] = content.prepared.pop(index)
         if extent is None:
-            slot = await self._pool.reserve(content.extent_size)
+            slot = await self._reserve(content.extent_size)
             extent = content.extents[index] = DraftExtent(content, index, slot)
         return extent
+
+    async def _reserve(self, length: int) -> SlotRef:
+        try:
+            return await self._pool.reserve(length)
+        except NoSpace:
+            # What was made ready for writes that may never come is no reason to refuse one that has.
+            if not self._drop_prepared():
+                raise
+            return await self._pool.reserve(length)
+
+    def _drop_prepared(self) -> bool:
+        """Give back what was prepared and is not used yet; whether there was any."""
+        prepared = [extent for extent in self._resident if extent.owner.prepared.get(extent.index) is extent]
+        dropped = [self._drop_unused(extent) for extent in prepared]
+        return any(dropped)
+
+    def _drop_unused(self, extent: DraftExtent) -> bool:
+        """Give back a prepared extent; False if somebody is writing or has written to it."""
+        if not extent.owner.intake.shut(extent, lambda: None):
+            return False
+        self.catch_up(extent.owner)
+        if extent.owner.prepared.get(extent.index) is not extent:
+            return False
+        del extent.owner.prepared[extent.index]
+        self.discard(extent)
+        return True
+
+    async def prepare(self, content: DraftContent, index: int) -> None:
+        """Have a slot and a frame ready for an extent's first bytes, and let threads put them there.
+
+        Only if that takes no frame that others wait for; a failure to find a slot is for who writes to tell.
+        """
+        if not content.intake.serves or self._knows(content, index) or self._taken >= self._limit:
+            return
+        try:
+            slot = await self._pool.reserve(content.extent_size)
+        except BlockError:
+            return
+        frame = self._frames.try_allocate() if self._taken < self._limit else None
+        if frame is None or self._knows(content, index) or content.error is not None:
+            self._pool.give_back(slot)
+            if frame is not None:
+                self._frames.unpin(frame)
+            return
+        self._taken += 1
+        extent = content.prepared[index] = DraftExtent(content, index, slot)
+        extent.frame = frame
+        self._touch(extent)
+        self.admit(extent)
+
+    @staticmethod
+    def _knows(content: DraftContent, index: int) -> bool:
+        return index in content.extents or index in content.prepared
+
+    def admit(self, extent: DraftExtent) -> None:
+        """Let threads put bytes into an extent, if it is ready and nobody moves its bytes."""
+        if extent.frame is None or extent.slot is None or extent.dead or not extent.owner.intake.serves:
+            return
+        with self._busy.try_hold(extent) as free:
+            if free:
+                extent.owner.intake.open(extent)
+
+    def catch_up(self, content: DraftContent) -> None:
+        """Take in what threads have written."""
+        for extent in content.catch_up():
+            self.save_soon(extent)
+
+    async def still(self, content: DraftContent) -> None:
+        """See that no thread puts bytes into a draft, and take in what they have put. They stay out of what they were
+        in until it is admitted again.
+        """
+        for extent in content.intake.open_extents():
+            await self._shut(extent)
+        self.catch_up(content)
+
+    async def _still(self, extent: DraftExtent) -> None:
+        await self._shut(extent)
+        self.catch_up(extent.owner)
+
+    async def _shut(self, extent: DraftExtent) -> None:
+        left = trio.Event()
+        if not extent.owner.intake.shut(extent, left.set):
+            await left.wait()
 
     async def bring(self, extent: DraftExtent) -> Frame:
         """The extent's frame, with its newest bytes; there is no checkpoint after it was found to be there.
@@ -100,6 +187,10 @@ class DraftMemory:
     def save_soon(self, extent: DraftExtent) -> None:
         """Write an extent to its slot in the background."""
         self._nursery.start_soon(self._save_quietly, extent)
+
+    def run_soon(self, function: Callable[[DraftExtent], Awaitable[None]], extent: DraftExtent) -> None:
+        """Do something about an extent in the background."""
+        self._nursery.start_soon(function, extent)
 
     async def settle(self, extent: DraftExtent) -> tuple[SlotRef, Xxh3]:
         """See that a slot of the smallest class that serves holds the extent's newest bytes.
@@ -127,6 +218,8 @@ class DraftMemory:
         frame = extent.frame
         if frame is not None:
             self._forget_frame(extent)
+            alone = extent.owner.intake.shut(extent, lambda: None)
+            assert alone
         return frame
 
     def discard(self, extent: DraftExtent) -> None:
@@ -173,6 +266,9 @@ class DraftMemory:
     async def _fill(self, extent: DraftExtent) -> None:
         """Make every byte below the end of the file the file's: from the base, else zeros."""
         content = extent.owner
+        self.catch_up(content)
+        if not extent.is_whole:  # threads must not write what is being filled in
+            await self._still(extent)
         base = content.base
         if base is not None and extent.written.gaps(0, content.base_used(extent.index)):
             frame = await self._versions.get(base, extent.index)
@@ -238,7 +334,7 @@ class DraftMemory:
                 if not extent.dead and extent.frame is not None and not extent.is_saved:
                     await self._save(extent)
         except (BlockError, FramesError) as error:
-            extent.owner.error = extent.owner.error or error
+            extent.owner.fail(error)
 
     # --- frames
 
@@ -274,6 +370,10 @@ class DraftMemory:
     async def _spill(self, extent: DraftExtent) -> None:
         try:
             async with self._hold(extent):
+                await self._still(extent)
+                if extent.owner.prepared.get(extent.index) is extent:
+                    del extent.owner.prepared[extent.index]
+                    extent.dead = True
                 if extent.frame is not None and not extent.dead and not extent.is_saved:
                     await self._save(extent)
                 if extent.is_saved and extent.frame is not None:
@@ -281,7 +381,7 @@ class DraftMemory:
                     self._drop_frame(extent)
         except (BlockError, FramesError) as error:
             # Its bytes are lost for good: they will not be published, so that the frame can serve others.
-            extent.owner.error = extent.owner.error or error
+            extent.owner.fail(error)
             if extent.frame is not None:
                 self._drop_frame(extent)
 
@@ -299,7 +399,9 @@ class DraftMemory:
         frame = extent.frame
         if frame is not None:
             self._forget_frame(extent)
-            self._frames.unpin(frame)
+            unpin = partial(self._frames.unpin, frame)
+            if extent.owner.intake.shut(extent, unpin):
+                unpin()
 
     def _give_up(self, frame: Frame, error: BaseException) -> None:
         if isinstance(error, DeviceTimeout) and error.pending is not None:

@@ -118,7 +118,7 @@ class Metadata:
 
     def _share(self, draft: Draft, record: Descriptor, wanted: Attributes) -> None:
         """Who writes to a file meanwhile publishes it with its new attributes too."""
-        dirty = draft.content.dirty
+        dirty = draft.dirty
         self._change_draft(draft, wanted)
         draft.content.dirty = dirty
         draft.rebind(record)

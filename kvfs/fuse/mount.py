@@ -13,15 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyfuse3
 import trio
 
 from blockdev.types import MIB, ROOT
-from kvfs.errors import MountFailed
 from kvfs.frames import FrameCache
 from kvfs.fuse.attributes import Attributes, RootAttributes
 from kvfs.fuse.drafts import DraftServices, Predecessors
 from kvfs.fuse.inodes import InodeTable, Overlay
+from kvfs.fuse.lane import LaneStatistics
+from kvfs.fuse.link import Link, make_link
 from kvfs.fuse.memory import DraftMemory
 from kvfs.fuse.metadata import Metadata
 from kvfs.fuse.notify import Notifier, NotifyStatistics
@@ -51,11 +51,13 @@ class MountOptions:
     :ivar allow_other: other users may use it, as file modes permit
     :ivar whole_limit: bytes up to which a file is fetched and verified whole when it is opened
     :ivar read_ahead: extents to read ahead of whoever reads a larger one
+    :ivar lane: answer reads and writes in threads of our own, and have pyfuse3 answer the rest only
     """
 
     allow_other: bool = False
     whole_limit: int = 32 * MIB
     read_ahead: int = 2
+    lane: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +71,26 @@ class MountStatistics:
     spilled: int
     """Frames of drafts passed on for want of others."""
     notify: NotifyStatistics
+    lane: LaneStatistics | None
+    """None without one."""
 
 
 class Mount:
     """The parts of a mount, wired. `serve` runs it."""
 
     def __init__(
-        self, pool: PoolPort, frames: FrameCache, options: MountOptions, nursery: trio.Nursery
+        self, pool: PoolPort, frames: FrameCache, options: MountOptions, nursery: trio.Nursery, link: Link
     ) -> None:
         drafts, readers = _shares(frames.statistics().frames)
         versions = Versions(pool, frames)
+        soon = trio.lowlevel.current_trio_token().run_sync_soon if options.lane else None
         self.memory = DraftMemory(pool, frames, versions, nursery, limit=drafts)
-        self.notifier = Notifier()
+        self.link = link
+        self.notifier = Notifier(send=link.forget_attributes)
         self.volume = Volume(
             pool=pool,
             versions=versions,
-            services=DraftServices(pool, versions, self.memory, Predecessors(), time.time_ns),
+            services=DraftServices(pool, versions, self.memory, Predecessors(), time.time_ns, soon),
             inodes=InodeTable(),
             overlay=Overlay(),
             retries=Retries(trio.current_time),
@@ -116,6 +122,7 @@ class Mount:
             drafts=sum(1 for _ in self.volume.overlay.all()),
             spilled=self.memory.spilled,
             notify=self.notifier.statistics(),
+            lane=self.link.statistics(),
         )
 
 
@@ -154,8 +161,9 @@ async def serve(
     check_fuse(allow_other=options.allow_other)
     check_mount_point(path)
     async with trio.open_nursery() as nursery:
-        mount = Mount(pool, frames, options, nursery)
-        _attach(mount.operations, path, pool.name, options)
+        link = await make_link(path, pool.name, allow_other=options.allow_other, lane=options.lane)
+        mount = Mount(pool, frames, options, nursery, link)
+        link.attach(mount.operations, mount.files, pool.extent_size)
         pool.on_gone.append(mount.volume.gone)
         mount.notifier.start()
         try:
@@ -165,21 +173,21 @@ async def serve(
                 await mount.tree.publish_all()
             pool.on_gone.remove(mount.volume.gone)
             mount.notifier.close()
-            pyfuse3.close(unmount=True)
+            link.close()
         nursery.cancel_scope.cancel()
 
 
 async def _run(mount: Mount, path: str, ready: Callable[[Mount], None]) -> None:
     async with trio.open_nursery() as nursery:
         serving = trio.CancelScope(shield=True)
-        nursery.start_soon(_stop_when_told, serving)
+        nursery.start_soon(_stop_when_told, mount, serving)
         nursery.start_soon(_introduce, mount, path, ready)
         with serving:
-            await pyfuse3.main()
+            await mount.link.serve()
         nursery.cancel_scope.cancel()
 
 
-async def _stop_when_told(serving: trio.CancelScope) -> None:
+async def _stop_when_told(mount: Mount, serving: trio.CancelScope) -> None:
     """End the serving on a signal, or when the caller is cancelled: requests under way are answered first."""
     try:
         if threading.current_thread() is threading.main_thread():
@@ -190,27 +198,14 @@ async def _stop_when_told(serving: trio.CancelScope) -> None:
             await trio.sleep_forever()
     finally:
         serving.deadline = trio.current_time() + _STOP_GRACE
-        pyfuse3.terminate()
+        mount.link.terminate()
 
 
 async def _introduce(mount: Mount, path: str, ready: Callable[[Mount], None]) -> None:
     # The settings count only after the kernel has shaken hands, which it has when it answers this.
     device = (await trio.to_thread.run_sync(os.stat, path, abandon_on_cancel=True)).st_dev
-    await tune(device)
+    await tune(device, connection=not mount.link.is_tuned)
     ready(mount)
-
-
-def _attach(operations: Operations, path: str, name: str, options: MountOptions) -> None:
-    source = name.replace("\\", "_").replace(",", "_") or "kvfs"
-    wanted = {"default_permissions", "nosuid", "nodev", f"fsname={source}", "subtype=kvfs"}
-    if options.allow_other:
-        wanted.add("allow_other")
-    try:
-        pyfuse3.init(operations, path, wanted)
-    except RuntimeError as error:
-        raise MountFailed(
-            f"{path}: the system refused the mount ({error}); see the messages above"
-        ) from error
 
 
 async def _detach_dead(path: str) -> None:

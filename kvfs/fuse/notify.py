@@ -19,8 +19,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import pyfuse3
-
 log = logging.getLogger(__name__)
 
 _JOIN = 5.0
@@ -38,18 +36,14 @@ class NotifyStatistics:
     """Did not fit the queue."""
 
 
-def _forget_attributes(inode: int) -> None:
-    pyfuse3.invalidate_inode(pyfuse3.InodeT(inode), attr_only=True)
-
-
 class Notifier:
     """A bounded queue of inodes whose attributes the kernel is to forget, and the thread that empties it.
 
-    :param limit: most inodes that wait
     :param send: tells the kernel; raises OSError
+    :param limit: most inodes that wait
     """
 
-    def __init__(self, limit: int = 65536, send: Callable[[int], None] = _forget_attributes) -> None:
+    def __init__(self, send: Callable[[int], None], limit: int = 65536) -> None:
         self._limit = limit
         self._send = send
         self._waiting: OrderedDict[int, None] = OrderedDict()

@@ -12,6 +12,7 @@ from blockdev.types import Kind
 from kvfs.errors import FramesError
 from kvfs.fuse.drafts import Draft
 from kvfs.fuse.inodes import Inode
+from kvfs.fuse.intake import Intake
 from kvfs.fuse.readers import Reader, Readers
 from kvfs.fuse.retries import Retry
 from kvfs.fuse.tree import Tree
@@ -68,7 +69,9 @@ class OpenFiles:
             retry.release()
         if not self._volume.exists(parent.directory, name):
             inode = self._tree.new_file(parent, name, mode, caller)
-            return self._open_draft(inode, inode.draft, writes=True), inode
+            handle = self._open_draft(inode, inode.draft, writes=True)
+            await self._prepare(handle)
+            return handle, inode
         if flags & os.O_EXCL:
             raise refused(errno.EEXIST)
         there = self._volume.current(parent.directory, name)
@@ -107,11 +110,20 @@ class OpenFiles:
         if flags & os.O_TRUNC:
             try:
                 await handle.draft.truncate(0)
+                await handle.draft.prepare()
             except BaseException:
                 # A request is not cut short before its answer.
                 await self.release(handle.number)  # noqa: ASYNC102
                 raise
         return handle
+
+    async def _prepare(self, handle: Handle) -> None:
+        assert handle.draft is not None
+        try:
+            await handle.draft.prepare()
+        except BaseException:
+            await self.release(handle.number)  # noqa: ASYNC102 - as above
+            raise
 
     async def _open_to_write(self, inode: Inode, caller: Caller, retry: Retry | None) -> Handle:
         if inode.draft is not None:
@@ -196,7 +208,19 @@ class OpenFiles:
         assert handle.draft is not None
         return await handle.draft.read(offset, length)
 
-    async def write(self, number: int, offset: int, data: bytes) -> int:
+    def views(self, number: int, offset: int, length: int) -> list[memoryview | bytes] | None:
+        """What `read` returns, in parts, if that is in memory for as long as the file is open. From any thread."""
+        handle = self._handles.get(number)
+        return (
+            handle.reader.views(offset, length) if handle is not None and handle.reader is not None else None
+        )
+
+    def intake(self, number: int) -> Intake | None:
+        """Where other threads may put what is written to an open file. From any thread."""
+        handle = self._handles.get(number)
+        return handle.draft.content.intake if handle is not None and handle.draft and handle.writes else None
+
+    async def write(self, number: int, offset: int, data: bytes | memoryview) -> int:
         handle = self.get(number)
         if handle.draft is None or not handle.writes:
             raise refused(errno.EBADF)

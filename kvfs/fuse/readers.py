@@ -147,6 +147,26 @@ class Reader:
             index, start = index + 1, 0
         return b"".join(parts)
 
+    def views(self, offset: int, length: int) -> list[memoryview | bytes] | None:
+        """What `read` returns, in parts; None if some of it was not fetched when the file was opened.
+
+        Changes nothing and looks only at what stays as it is until the file is closed: for any thread.
+        """
+        length = max(0, min(length, self.record.size - offset))
+        if self.record.inline:
+            return [self.record.inline[offset : offset + length]]
+        parts: list[memoryview | bytes] = []
+        index, start = divmod(offset, self._extent_size)
+        while length:
+            stop = min(self._extent_size, start + length)
+            frame = self.frames.get(index)
+            if frame is None and not self.extents[index].is_hole:
+                return None
+            parts.append(self._zeros[: stop - start] if frame is None else frame.view[start:stop])
+            length -= stop - start
+            index, start = index + 1, 0
+        return parts
+
     async def _slice(self, index: int, start: int, stop: int) -> memoryview:
         frame = self.frames.get(index)
         if frame is not None:

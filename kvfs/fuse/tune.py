@@ -21,16 +21,22 @@ READ_AHEAD_KB = 16384
 MAX_BACKGROUND = 128
 
 
-async def tune(device: int) -> None:
+async def tune(device: int, *, connection: bool = True) -> None:
     """Set read-ahead and the number of requests in flight; what cannot be set is logged, and the mount works.
 
     :param device: st_dev of the mount
+    :param connection: also what the data lane settles in INIT
     """
+    _raise(BDI / f"{os.major(device)}:{os.minor(device)}" / "read_ahead_kb", READ_AHEAD_KB)
+    if connection:
+        await _tune_connection(device)
+
+
+async def _tune_connection(device: int) -> None:
     if not any(CONNECTIONS.iterdir() if CONNECTIONS.is_dir() else ()) and os.geteuid() == 0:
         await trio.run_process(
             ["mount", "-t", "fusectl", "fusectl", str(CONNECTIONS)], check=False, capture_stderr=True
         )
-    _raise(BDI / f"{os.major(device)}:{os.minor(device)}" / "read_ahead_kb", READ_AHEAD_KB)
     connection = CONNECTIONS / str(os.minor(device))
     _raise(connection / "max_background", MAX_BACKGROUND)
     _raise(connection / "congestion_threshold", MAX_BACKGROUND * 3 // 4)

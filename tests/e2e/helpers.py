@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import random
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+
+LANE = os.environ.get("KVFS_TEST_LANE", "on") != "off"
+"""Whether mounts have the data lane: the tests are to be run both ways."""
 
 
 def names(folder: Path) -> set[str]:

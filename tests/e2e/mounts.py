@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from tests.e2e.helpers import LANE
+
 STUCK_AFTER = 100.0
 """Seconds after which a mount is killed: whoever hangs in it gets an error, and pytest its thread back."""
 COMMAND_SECONDS = 60
@@ -37,7 +39,7 @@ class Mount:
         self.path = folder / "mnt"
         self.state = folder / "state"
         self.devices = [folder / "device-0", folder / "device-1"]
-        self._options = ("--memory", MEMORY, *options)
+        self._options = ("--memory", MEMORY, *(() if LANE else ("--no-lane",)), *options)
         self._watchdog: threading.Timer | None = None
         self.path.mkdir()
         self.command(

@@ -23,6 +23,7 @@ from blockdev.opening import CreateOptions, OpenOptions, create_pool, open_pool
 from blockdev.types import MIB, SlotClass
 from kvfs.frames import Arena, open_frames
 from kvfs.fuse.mount import Mount, MountOptions, serve
+from tests.e2e.helpers import LANE
 
 DOMAIN = "local:test"
 STUCK_AFTER = 100.0
@@ -37,6 +38,7 @@ class Setup:
     :ivar extent: name of the slot class
     :ivar frames: of one extent each
     :ivar whole_limit: bytes up to which files are read whole at open
+    :ivar lane: whether reads and writes go past pyfuse3
     """
 
     device_mib: int = 96
@@ -44,6 +46,7 @@ class Setup:
     extent: str = "MIB2"
     frames: int = 16
     whole_limit: int = 32 * MIB
+    lane: bool = LANE
 
 
 @dataclass(slots=True)
@@ -122,7 +125,7 @@ async def serve_fresh(folder: Path, setup: Setup, ready: Callable[[Mount], None]
         open_pool(devices, folder / "catalogue", OpenOptions(DOMAIN)) as opened,
         open_frames(arena, opened.pool) as frames,
     ):
-        mount_options = MountOptions(whole_limit=setup.whole_limit)
+        mount_options = MountOptions(whole_limit=setup.whole_limit, lane=setup.lane)
         await serve(opened.pool, frames, folder / "mnt", mount_options, ready=ready)
 
 

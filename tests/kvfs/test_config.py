@@ -44,6 +44,7 @@ def test_everything():
         io_timeout: 1.5s
         open_verify_limit: 0
         read_ahead: 8
+        lane: false
         allow_other: true
         root_mode: 0750
         metrics: "[::1]:9464"
@@ -57,6 +58,7 @@ def test_everything():
         io_timeout=1.5,
         open_verify_limit=0,
         read_ahead=8,
+        lane=False,
         allow_other=True,
         root_mode=0o750,
         metrics=Address("::1", 9464),
@@ -182,6 +184,7 @@ CONFIGS = st.builds(
     io_timeout=st.integers(int(MIN_TIMEOUT * 1000), int(MAX_TIMEOUT * 1000)).map(lambda ms: ms / 1000),
     open_verify_limit=st.integers(0, MAX_SIZE),
     read_ahead=st.integers(0, 64),
+    lane=st.booleans(),
     allow_other=st.booleans(),
     root_mode=st.none() | st.integers(0, 0o777),
     metrics=st.none() | st.builds(Address, st.sampled_from(["::", "localhost"]), st.integers(1, 65535)),
@@ -205,6 +208,6 @@ def test_documentation_lists_every_key_with_its_default():
     defaults: dict[str, Any] = {field.name: field.default for field in fields(Config)}
     for key in ("memory", "open_verify_limit"):
         assert rows[key] == f"`{exact_size(defaults[key])}`"
-    for key in ("huge_pages", "allow_other", "durability", "read_ahead"):
+    for key in ("huge_pages", "lane", "allow_other", "durability", "read_ahead"):
         assert rows[key] == f"`{str(defaults[key]).lower()}`"
     assert rows["io_timeout"] == f"`{defaults['io_timeout']:g}s`"

@@ -104,7 +104,7 @@ class _Kernel:
 
 def test_notifications_are_kept_once_and_bounded():
     kernel = _Kernel()
-    notifier = Notifier(3, kernel)
+    notifier = Notifier(kernel, 3)
     notifier.start()
     notifier.attributes(FINE)
     assert kernel.first.wait(30)
@@ -122,7 +122,7 @@ def test_notifications_are_kept_once_and_bounded():
 
 
 def test_a_closed_notifier_takes_nothing():
-    notifier = Notifier(3, _Kernel())
+    notifier = Notifier(_Kernel(), 3)
     notifier.close()
     notifier.attributes(FINE)
     assert notifier.statistics().queued == 0

@@ -18,6 +18,7 @@ from blockdev.types import ROOT, Descriptor, DirectoryId
 from kvfs.frames import Arena, open_frames
 from kvfs.fuse.drafts import Draft
 from kvfs.fuse.inodes import Inode
+from kvfs.fuse.link import PlainLink
 from kvfs.fuse.listing import Listing
 from kvfs.fuse.metadata import Changes, Metadata
 from kvfs.fuse.mount import Mount, MountOptions
@@ -104,7 +105,8 @@ async def kernel(capacity: int = 1000) -> AsyncIterator[Kernel]:
     arena = Arena(16 * EXTENT, EXTENT, huge_pages=False)
     async with open_frames(arena, pool, patience=0.1) as frames, trio.open_nursery() as nursery:
         told: list[int] = []
-        mount = Mount(pool, frames, MountOptions(), nursery)
+        link = PlainLink("/", "test", allow_other=False)
+        mount = Mount(pool, frames, MountOptions(lane=False), nursery, link)
         mount.notifier.attributes = told.append  # type: ignore[assignment, method-assign]
         pool.on_gone.append(mount.volume.gone)
         yield Kernel(pool, mount.volume, mount.tree, mount.files, mount.metadata, told)

@@ -1,0 +1,154 @@
+"""Where threads put bytes into the files that are being written, without the trio thread.
+
+The trio thread opens an extent for them when it has a slot and a frame, and shuts it before it does what must not see
+the bytes move: publish, fill in, cut off, or pass the frame on. A thread enters, copies, and leaves with a note of
+what it wrote; the trio thread takes the notes before it looks at the draft. So all state but this is still changed by
+the trio thread only, and a write that was answered is in the notes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from kvfs.fuse.content import DraftExtent
+
+Soon = Callable[..., None]
+"""Has the trio thread call something soon, with arguments; from any thread."""
+
+
+class Note(NamedTuple):
+    """Bytes that were written, relative to their extent."""
+
+    extent: DraftExtent
+    start: int
+    stop: int
+    time_ns: int
+
+
+class Place:
+    """An extent that threads may enter, or are in.
+
+    :ivar address: of its frame
+    :ivar inside: how many threads are copying
+    :ivar missing: bytes that, written once each, would make it whole
+    """
+
+    __slots__ = ("address", "emptied", "extent", "inside", "is_open", "missing")
+
+    def __init__(self, extent: DraftExtent, address: int, missing: int) -> None:
+        self.extent = extent
+        self.address = address
+        self.missing = missing
+        self.inside = 0
+        self.is_open = True
+        self.emptied: list[Callable[[], object]] = []
+
+
+class Intake:
+    """The open extents of one draft, and the notes.
+
+    :param soon: how to reach the trio thread; None if no other threads will come
+    :param on_whole: called there when an extent may have become whole
+    :param on_half: called there when half of an extent, not the first, may have been written
+    """
+
+    def __init__(
+        self,
+        soon: Soon | None = None,
+        on_whole: Callable[[DraftExtent], object] = lambda _: None,
+        on_half: Callable[[DraftExtent], object] = lambda _: None,
+    ) -> None:
+        self._soon = soon
+        self._on_whole = on_whole
+        self._on_half = on_half
+        self._lock = threading.Lock()
+        self._places: dict[int, Place] = {}
+        self._notes: list[Note] = []
+        self._closed = False
+
+    # --- in any thread
+
+    def enter(self, index: int) -> Place | None:
+        """An extent into whose frame the caller may copy until it leaves; None if it is not open."""
+        with self._lock:
+            place = self._places.get(index)
+            if place is None or not place.is_open:
+                return None
+            place.inside += 1
+            return place
+
+    def leave(self, place: Place, start: int, stop: int, time_ns: int) -> None:
+        """The bytes `[start, stop)` of the extent have been copied."""
+        call: list[Callable[[], object]] = []
+        half = place.extent.owner.extent_size // 2
+        with self._lock:
+            self._notes.append(Note(place.extent, start, stop, time_ns))
+            place.inside -= 1
+            before, place.missing = place.missing, place.missing - (stop - start)
+            if not place.inside and not place.is_open:
+                call, place.emptied = place.emptied, []
+                self._remove(place)
+        assert self._soon is not None
+        if place.extent.index and before > half >= place.missing:  # most files have one extent
+            self._soon(self._on_half, place.extent)
+        if before > 0 >= place.missing:
+            self._soon(self._on_whole, place.extent)
+        for function in call:
+            self._soon(function)
+
+    # --- in the trio thread
+
+    @property
+    def serves(self) -> bool:
+        """Whether threads may come at all."""
+        return self._soon is not None and not self._closed
+
+    def open(self, extent: DraftExtent) -> None:
+        """Let threads into an extent, which has a frame."""
+        if not self.serves or extent.index in self._places:
+            return
+        assert extent.frame is not None
+        address = ctypes.addressof(ctypes.c_char.from_buffer(extent.frame.view))
+        missing = extent.owner.extent_size - sum(stop - start for start, stop in extent.written)
+        with self._lock:
+            self._places[extent.index] = Place(extent, address, missing)
+
+    def shut(self, extent: DraftExtent, then: Callable[[], object]) -> bool:
+        """Let no more threads into an extent. True if none is inside; else `then` is called when the last has left."""
+        with self._lock:
+            place = self._places.get(extent.index)
+            if place is None or place.extent is not extent:
+                return True
+            place.is_open = False
+            if place.inside:
+                place.emptied.append(then)
+                return False
+            self._remove(place)
+            return True
+
+    def open_extents(self) -> list[DraftExtent]:
+        """Those that are open, or shut with threads inside."""
+        return [place.extent for place in self._places.values()]
+
+    def close(self) -> None:
+        """Let nobody in any more, for good."""
+        with self._lock:
+            self._closed = True
+            for place in self._places.values():
+                place.is_open = False
+
+    def take(self) -> Sequence[Note]:
+        """What was written since the last time, in the order in which it was done."""
+        if not self._notes:
+            return ()
+        with self._lock:
+            notes, self._notes = self._notes, []
+        return notes
+
+    def _remove(self, place: Place) -> None:
+        if self._places.get(place.extent.index) is place:
+            del self._places[place.extent.index]

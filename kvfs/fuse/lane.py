@@ -1,0 +1,382 @@
+"""The data lane: threads that answer READ and WRITE straight from and into memory, and pass all else to pyfuse3.
+
+pyfuse3 reads, copies and answers in one thread, and holds Python's lock while it does: 2-4 ms per 4 MiB. Here threads
+read the requests from /dev/fuse. What pyfuse3 is to serve reaches it through a socket that it takes for its device,
+and its answers come back the same way. A READ of an open version is answered with views of the frames that its open
+has pinned. A WRITE lands page-aligned in spare memory, since nobody knows where it belongs before it is there, and is
+copied into its draft's frame, if the draft has let us in. Both without Python's lock for all that takes time, and
+without waiting. A READ or WRITE that must wait goes to the trio thread.
+
+One thread at a time waits for a request, and it passes the request on before it lets the next one wait: pyfuse3 gets
+them in the kernel's order, which a RELEASE and the request after it rely on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import logging
+import mmap
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyfuse3
+import trio
+
+from blockdev.types import MIB, PAGE
+from kvfs.fuse import wire
+from kvfs.fuse.connection import ENDED, Connection
+from kvfs.fuse.errno_map import answers
+from kvfs.fuse.intake import Intake
+from kvfs.fuse.window import Window
+from kvfs.fuse.wire import Handshake, Opcode, Request
+
+log = logging.getLogger(__name__)
+
+MAX_BACKGROUND = 128
+"""Requests in flight that nobody waits for."""
+_JOIN = 10.0
+"""Seconds that a thread may take to end."""
+_SOCKET_BYTES = 8 * MIB
+_SO_SNDBUFFORCE = 32
+_SPARES = 8
+"""Buffers kept for the next WRITE; more are made when many wait."""
+
+Buffer = memoryview | bytes
+
+
+class LaneFiles(Protocol):
+    """Open files, by the number that the kernel knows; `kvfs.fuse.openfiles.OpenFiles` is it."""
+
+    def views(self, number: int, offset: int, length: int) -> Sequence[Buffer] | None: ...
+
+    def intake(self, number: int) -> Intake | None: ...
+
+    async def read(self, number: int, offset: int, length: int) -> Buffer: ...
+
+    async def write(self, number: int, offset: int, data: memoryview) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LaneStatistics:
+    """Requests since the mount was made."""
+
+    reads: int
+    writes: int
+    """Answered by the lane's threads."""
+    slow_reads: int
+    slow_writes: int
+    """Answered by the trio thread."""
+    passed: int
+    """Passed to pyfuse3."""
+
+
+class _Spare:
+    """Memory for one request; a WRITE's payload is page-aligned."""
+
+    def __init__(self, size: int) -> None:
+        memory = mmap.mmap(-1, PAGE + size)
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_DONTFORK)
+        whole = memoryview(memory)
+        self.header = whole[PAGE - wire.DATA_HEADER : PAGE]
+        self.payload = whole[PAGE:]
+        self.vectors = (self.header, self.payload)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.payload))
+
+
+class _Counts:
+    """Of one thread."""
+
+    __slots__ = ("passed", "reads", "slow_reads", "slow_writes", "writes")
+
+    def __init__(self) -> None:
+        self.reads = self.writes = self.slow_reads = self.slow_writes = self.passed = 0
+
+
+class Lane:
+    """Serves a connection: `start` its threads, give pyfuse3 `device`, and run `answer_slow` in trio.
+
+    :param max_pages: of a READ or WRITE
+    :param ended: called once in the trio thread if the mount went away or a thread failed
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        files: LaneFiles,
+        extent_size: int,
+        *,
+        threads: int,
+        max_pages: int,
+        ended: Callable[[], None],
+    ) -> None:
+        self._connection = connection
+        self._fd = connection.fd
+        self._files = files
+        self._read_file, self._write_file = answers(files.read), answers(files.write)
+        self._extent_size = extent_size
+        self._max_pages = max_pages
+        self._ended = ended
+        self._token = trio.lowlevel.current_trio_token()
+        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        room = min(_enlarge(self._ours), _enlarge(theirs))
+        self._window = Window(room // 2, self._ours.send)
+        self.device = f"/dev/fd/{theirs.detach()}"
+        self._handshake: Handshake | None = None
+        self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._waiting = select.poll()
+        self._waiting.register(self._fd, select.POLLIN)
+        self._waiting.register(self._stop, select.POLLIN)
+        self._turn = threading.Lock()
+        self._stopping = self._retired = self._told = False
+        self._spares: list[_Spare] = []
+        self._slow_nursery: trio.Nursery | None = None
+        self._counts = [_Counts() for _ in range(threads)]
+        self._threads = [
+            threading.Thread(
+                target=self._guard, args=(self._serve, counts), name=f"kvfs-lane-{n}", daemon=True
+            )
+            for n, counts in enumerate(self._counts)
+        ]
+        self._pump_thread = threading.Thread(
+            target=self._guard, args=(self._pump,), name="kvfs-lane-answers", daemon=True
+        )
+
+    # --- in the trio thread
+
+    def start(self) -> None:
+        """Begin to serve."""
+        for thread in (*self._threads, self._pump_thread):
+            thread.start()
+
+    async def answer_slow(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Answer the READs and WRITEs that must wait, until `retire`."""
+        async with trio.open_nursery() as nursery:
+            self._slow_nursery = nursery
+            self._retirement = trio.Event()
+            task_status.started()
+            await self._retirement.wait()
+
+    def retire(self) -> None:
+        """Answer nothing more that has not begun: requests wait until `close` fails them."""
+        self._retired = True
+        if self._slow_nursery is not None:
+            self._slow_nursery = None
+            self._retirement.set()
+
+    def close(self) -> None:
+        """End the threads and the mount. pyfuse3 must serve no more; it is to be closed after this."""
+        self._retired = self._stopping = self._told = True
+        os.eventfd_write(self._stop, 1)
+        with suppress(OSError):
+            self._ours.shutdown(socket.SHUT_RDWR)
+        for thread in (*self._threads, self._pump_thread):
+            if thread.ident is not None:
+                thread.join(_JOIN)
+                if thread.is_alive():
+                    log.warning(
+                        "%s does not end; what it does in the kernel ends with the mount", thread.name
+                    )
+        self._connection.close()
+        self._ours.close()
+        os.close(self._stop)
+
+    def statistics(self) -> LaneStatistics:
+        """A frozen snapshot."""
+        return LaneStatistics(
+            **{
+                name: sum(getattr(counts, name) for counts in self._counts)
+                for name in LaneStatistics.__dataclass_fields__
+            }
+        )
+
+    # --- in a thread: requests
+
+    def _guard(self, work: Callable[..., None], *arguments: object) -> None:
+        """Never leave the mount without its threads: it ends if one does."""
+        try:
+            work(*arguments)
+        finally:
+            self._tell_end()
+
+    def _tell_end(self) -> None:
+        if not self._told:
+            self._told = True
+            self._soon(self._ended_once)
+
+    def _ended_once(self) -> None:
+        if not self._retired:
+            self._ended()
+
+    def _soon(self, function: Callable[..., object], *arguments: object) -> bool:
+        """Have the trio thread call it; False if it has ended."""
+        try:
+            self._token.run_sync_soon(function, *arguments)
+        except trio.RunFinishedError:
+            return False
+        return True
+
+    def _serve(self, counts: _Counts) -> None:
+        spare = self._spare()
+        while True:
+            with self._turn:
+                size = self._receive(spare)
+                if not size:
+                    return
+                request = wire.parse(spare.header)
+                if request.opcode not in (Opcode.READ, Opcode.WRITE):
+                    counts.passed += 1
+                    self._pass_on(request, spare, size)
+                    continue
+            if self._retired:
+                continue
+            if request.opcode == Opcode.READ:
+                self._read(request, counts)
+            else:
+                spare = self._write(request, spare, counts)
+
+    def _receive(self, spare: _Spare) -> int:
+        """The next request's length; 0 when there will be none."""
+        while not self._stopping:
+            try:
+                return os.readv(self._fd, spare.vectors)
+            except BlockingIOError:
+                self._waiting.poll()
+            except FileNotFoundError:
+                continue  # who asked was interrupted while it was read
+            except OSError as error:
+                if error.errno in ENDED:
+                    return 0
+                raise
+        return 0
+
+    def _read(self, request: Request, counts: _Counts) -> None:
+        parts = self._files.views(request.handle, request.offset, request.size)
+        if parts is None:
+            counts.slow_reads += 1
+            self._later(self._slow_read, request)
+            return
+        counts.reads += 1
+        self._answer([wire.data_answer(request.unique, sum(map(len, parts))), *parts])
+
+    def _write(self, request: Request, spare: _Spare, counts: _Counts) -> _Spare:
+        """Take a WRITE; returns the buffer for the next request."""
+        index, start = divmod(request.offset, self._extent_size)
+        intake = self._files.intake(request.handle)
+        place = None
+        if intake is not None and start + request.size <= self._extent_size:
+            place = intake.enter(index)
+        if intake is None or place is None:
+            counts.slow_writes += 1
+            self._later(self._slow_write, request, spare)
+            return self._spare()
+        ctypes.memmove(place.address + start, spare.address, request.size)
+        intake.leave(place, start, start + request.size, time.time_ns())
+        counts.writes += 1
+        self._answer([wire.write_answer(request.unique, request.size)])
+        return spare
+
+    def _spare(self) -> _Spare:
+        try:
+            return self._spares.pop()
+        except IndexError:
+            return _Spare(self._max_pages * PAGE)
+
+    def _pass_on(self, request: Request, spare: _Spare, size: int) -> None:
+        if request.opcode == Opcode.INTERRUPT:
+            return  # no request of ours can be cut short, nor one of pyfuse3's
+        more = max(0, size - wire.DATA_HEADER)
+        message = b"".join((spare.header, spare.payload[:more]))[:size]
+        if request.opcode == Opcode.INIT:
+            self._handshake = Handshake.of(message)
+            message = self._handshake.narrowed()
+        cost = len(message)
+        if request.opcode in (Opcode.READDIR, Opcode.READDIRPLUS):
+            message = wire.limited_listing(message)
+            cost = wire.DIRECTORY_BYTES
+        try:
+            self._window.send(request.unique if wire.is_answered(request.opcode) else None, message, cost)
+        except OSError:
+            if not self._stopping:
+                raise
+
+    # --- in a thread: pyfuse3's answers
+
+    def _pump(self) -> None:
+        buffer = bytearray(self._max_pages * PAGE + PAGE)
+        view = memoryview(buffer)
+        while True:
+            try:
+                size = self._ours.recv_into(buffer)
+            except OSError:
+                size = 0
+            if not size:
+                return
+            answer: Buffer = view[:size]
+            unique = wire.unique_of(answer)
+            if self._handshake is not None and unique == self._handshake.unique:
+                answer = self._handshake.widened(
+                    answer, max_pages=self._max_pages, page=PAGE, max_background=MAX_BACKGROUND
+                )
+            self._answer([answer])
+            with suppress(OSError):  # the socket was closed
+                self._window.answered(unique)
+
+    # --- in any thread
+
+    def _answer(self, parts: Sequence[Buffer]) -> None:
+        try:
+            os.writev(self._fd, parts)
+        except FileNotFoundError:
+            pass  # nobody waits for it any more
+        except OSError as error:
+            if error.errno not in ENDED:
+                raise
+
+    # --- what must wait, in the trio thread
+
+    def _later(self, function: Callable[..., Awaitable[None]], request: Request, *arguments: object) -> None:
+        if not self._soon(self._begin, function, request, *arguments):
+            self._answer([wire.error_answer(request.unique, errno.ENOTCONN)])
+
+    def _begin(self, function: Callable[..., Awaitable[None]], request: Request, *arguments: object) -> None:
+        if self._slow_nursery is not None and not self._retired:
+            self._slow_nursery.start_soon(function, request, *arguments)
+
+    async def _slow_read(self, request: Request) -> None:
+        try:
+            data = await self._read_file(request.handle, request.offset, request.size)
+        except pyfuse3.FUSEError as error:
+            self._answer([wire.error_answer(request.unique, error.errno)])
+        else:
+            self._answer([wire.data_answer(request.unique, len(data)), data])
+
+    async def _slow_write(self, request: Request, spare: _Spare) -> None:
+        try:
+            size = await self._write_file(request.handle, request.offset, spare.payload[: request.size])
+        except pyfuse3.FUSEError as error:
+            answer = wire.error_answer(request.unique, error.errno)
+        else:
+            answer = wire.write_answer(request.unique, size)
+        if len(self._spares) < _SPARES:
+            self._spares.append(spare)
+        self._answer([answer])
+
+
+def _enlarge(end: socket.socket) -> int:
+    """Give a socket as large a buffer as we may; its bytes."""
+    for option in (_SO_SNDBUFFORCE, socket.SO_SNDBUF):  # the first only as root
+        try:
+            end.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BYTES)
+            break
+        except PermissionError:
+            continue
+    return end.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)

@@ -1,0 +1,167 @@
+"""The kernel's FUSE messages, as far as the data lane reads and writes them itself. Pure.
+
+Every message begins with its length. A request is a header of 40 bytes and its arguments; an answer is a header of 16
+bytes and what was asked for. Numbers are in the machine's byte order.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+from typing import NamedTuple
+
+IN_HEADER = struct.Struct("=IIQQIIIHH")
+"""length, opcode, unique, nodeid, uid, gid, pid, length of extensions, padding"""
+READ_ARGUMENTS = struct.Struct("=QQIIQII")
+"""fh, offset, size, flags of the request, lock owner, flags of the file, padding; WRITE's are the same"""
+OUT_HEADER = struct.Struct("=IiQ")
+"""length, negative errno, unique"""
+WRITE_OUT = struct.Struct("=IiQII")
+"""with the header: size, padding"""
+INIT_ARGUMENTS = struct.Struct("=IIII")
+"""major, minor, max_readahead, flags; newer kernels say more"""
+INIT_OUT = struct.Struct("=IIIIHHIIHHIIHH20x")
+"""major, minor, max_readahead, flags, max_background, congestion_threshold, max_write, time_gran, max_pages,
+map_alignment, flags2, max_stack_depth, request_timeout, and nothing"""
+INVALIDATE_INODE = struct.Struct("=IiQQqq")
+"""with the header: inode, offset, length"""
+
+DATA_HEADER = IN_HEADER.size + READ_ARGUMENTS.size
+"""Bytes before the payload of a WRITE."""
+DIRECTORY_BYTES = 32 << 10
+"""Most that a listing is asked for at once: what the C library's readdir takes."""
+
+_REQUEST = struct.Struct("=IIQ24xQQI")
+_SIZE = struct.Struct("=I")
+_SIZE_AT = IN_HEADER.size + 16
+_MAJOR = 7
+_NARROW_MINOR = 13
+_NARROW_OUT = struct.Struct("=IIIIHHI")
+_NOTIFY_INVALIDATE_INODE = 2
+
+
+class Opcode(IntEnum):
+    """The requests that the lane knows."""
+
+    FORGET = 2
+    READ = 15
+    WRITE = 16
+    INIT = 26
+    READDIR = 28
+    INTERRUPT = 36
+    BATCH_FORGET = 42
+    READDIRPLUS = 44
+
+
+class InitFlag(IntFlag):
+    """What the two sides can do, as far as the lane cares."""
+
+    MAX_PAGES = 1 << 22
+    HANDLE_KILLPRIV_V2 = 1 << 28
+    INIT_EXT = 1 << 30
+
+
+class Request(NamedTuple):
+    """A request; the last three fields are those of READ and WRITE, and mean nothing in others."""
+
+    length: int
+    opcode: int
+    unique: int
+    handle: int
+    offset: int
+    size: int
+
+
+def parse(message: bytes | bytearray | memoryview) -> Request:
+    """The beginning of a request, from at least `DATA_HEADER` bytes."""
+    return Request._make(_REQUEST.unpack_from(message))
+
+
+def data_answer(unique: int, length: int) -> bytes:
+    """What goes before `length` bytes of an answer to READ."""
+    return OUT_HEADER.pack(OUT_HEADER.size + length, 0, unique)
+
+
+def write_answer(unique: int, size: int) -> bytes:
+    """The answer to a WRITE that was taken."""
+    return WRITE_OUT.pack(WRITE_OUT.size, 0, unique, size, 0)
+
+
+def error_answer(unique: int, number: int) -> bytes:
+    """The answer that fails a request with a (positive) errno."""
+    return OUT_HEADER.pack(OUT_HEADER.size, -number, unique)
+
+
+def invalidate_attributes(inode: int) -> bytes:
+    """Have the kernel forget an inode's attributes, and keep its pages."""
+    return INVALIDATE_INODE.pack(INVALIDATE_INODE.size, _NOTIFY_INVALIDATE_INODE, 0, inode, -1, 0)
+
+
+def unique_of(answer: bytes | bytearray | memoryview) -> int:
+    """Which request an answer is for."""
+    unique: int = OUT_HEADER.unpack_from(answer)[2]
+    return unique
+
+
+def is_answered(opcode: int) -> bool:
+    """Whether the kernel waits for an answer to such a request."""
+    return opcode not in (Opcode.FORGET, Opcode.BATCH_FORGET)
+
+
+def limited_listing(message: bytes) -> bytes:
+    """A READDIR or READDIRPLUS that asks for no more than `DIRECTORY_BYTES`."""
+    (size,) = _SIZE.unpack_from(message, _SIZE_AT)
+    return message[:_SIZE_AT] + _SIZE.pack(min(size, DIRECTORY_BYTES)) + message[_SIZE_AT + _SIZE.size :]
+
+
+@dataclass(frozen=True, slots=True)
+class Handshake:
+    """What the kernel said in INIT.
+
+    :ivar flags: what it can do
+    """
+
+    unique: int
+    max_readahead: int
+    flags: int
+
+    @classmethod
+    def of(cls, message: bytes | bytearray | memoryview) -> Handshake:
+        """:raises ValueError: a kernel that speaks another protocol"""
+        major, _, max_readahead, flags = INIT_ARGUMENTS.unpack_from(message, IN_HEADER.size)
+        if major != _MAJOR:
+            raise ValueError(f"the kernel speaks version {major} of the FUSE protocol, not {_MAJOR}")
+        return cls(parse_unique(message), max_readahead, flags)
+
+    def narrowed(self) -> bytes:
+        """INIT for libfuse: as from a kernel of the time before it would splice every request through a pipe, which
+        takes three calls where one does; the messages that it gets are the same.
+        """
+        length = IN_HEADER.size + INIT_ARGUMENTS.size
+        header = IN_HEADER.pack(length, Opcode.INIT, self.unique, 0, 0, 0, 0, 0, 0)
+        flags = self.flags & ~InitFlag.INIT_EXT
+        return header + INIT_ARGUMENTS.pack(_MAJOR, _NARROW_MINOR, self.max_readahead, flags)
+
+    def widened(self, answer: bytes | memoryview, *, max_pages: int, page: int, max_background: int) -> bytes:
+        """The answer for the kernel, from libfuse's to `narrowed`: its flags, and what the lane can do besides.
+
+        :param max_pages: most pages of a READ or WRITE
+        """
+        if len(answer) < OUT_HEADER.size + _NARROW_OUT.size:
+            return bytes(answer)  # it refused
+        major, minor, max_readahead, flags, _, _, _ = _NARROW_OUT.unpack_from(answer, OUT_HEADER.size)
+        if not self.flags & InitFlag.MAX_PAGES:
+            max_pages = 32
+        flags |= self.flags & (InitFlag.MAX_PAGES | InitFlag.HANDLE_KILLPRIV_V2)
+        body = INIT_OUT.pack(
+            major, minor, max_readahead, flags, max_background, max_background * 3 // 4,
+            max_pages * page, 1, max_pages, 0, 0, 0, 0, 0,
+        )  # fmt: skip
+        return OUT_HEADER.pack(OUT_HEADER.size + len(body), 0, self.unique) + body
+
+
+def parse_unique(message: bytes | bytearray | memoryview) -> int:
+    """Which request it is."""
+    unique: int = IN_HEADER.unpack_from(message)[2]
+    return unique
