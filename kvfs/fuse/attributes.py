@@ -16,6 +16,8 @@ PUBLISHED_TIMEOUT = 3600.0
 """Seconds. Published files do not change, and the kernel is told when one goes."""
 NEGATIVE_TIMEOUT = 1.0
 """Seconds; bounds for how long a name that another host makes is missed."""
+NEW_TIMEOUT = 1.0
+"""Seconds."""
 _SECTOR = 512
 _BLOCK_SIZE_MAX = 2**31
 
@@ -77,7 +79,9 @@ class Attributes:
 
     def _draft(self, entry: pyfuse3.EntryAttributes, draft: Draft) -> None:
         attributes = draft.attributes
-        entry.attr_timeout = 0.0
+        # As long as nothing was written, all that changes a new file goes through the kernel; a first write, which
+        # asks for the file's mode, then need not ask us.
+        entry.attr_timeout = 0.0 if draft.size or draft.base is not None else NEW_TIMEOUT
         entry.st_mode = pyfuse3.ModeT(attributes.mode)
         entry.st_uid = attributes.uid
         entry.st_gid = attributes.gid

@@ -345,7 +345,7 @@ class Draft:
 
     async def _publish(self, *, replace: bool) -> None:
         content, attributes = self.content, self.attributes
-        if not self._mtime_set:
+        if not self._mtime_set and content.size:
             attributes.mtime_ns = self._services.now_ns()
         inline = await self._inline()
         extents = () if inline is not None else await self._settle_extents()

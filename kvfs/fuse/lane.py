@@ -49,6 +49,9 @@ _SO_SNDBUFFORCE = 32
 _SPARES = 8
 """Buffers kept for the next WRITE; more are made when many wait."""
 
+_OURS = frozenset({Opcode.READ, Opcode.WRITE, Opcode.GETATTR, Opcode.GETXATTR, Opcode.FLUSH})
+"""Requests that may be answered out of order: whoever made one waits for it."""
+
 Buffer = memoryview | bytes
 
 
@@ -59,9 +62,30 @@ class LaneFiles(Protocol):
 
     def intake(self, number: int) -> Intake | None: ...
 
+    def is_reader(self, number: int) -> bool: ...
+
     async def read(self, number: int, offset: int, length: int) -> Buffer: ...
 
     async def write(self, number: int, offset: int, data: memoryview) -> int: ...
+
+
+class LaneNames(Protocol):
+    """Directories, by the number that the kernel knows; `kvfs.fuse.operations.Operations` is it."""
+
+    def directory(self, number: int) -> pyfuse3.EntryAttributes | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSize:
+    """
+    :ivar threads: that answer requests
+    :ivar extent_size: of the pool
+    :ivar max_pages: of a READ or WRITE
+    """
+
+    threads: int
+    extent_size: int
+    max_pages: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +98,8 @@ class LaneStatistics:
     slow_reads: int
     slow_writes: int
     """Answered by the trio thread."""
+    known: int
+    """Others that were answered by the lane's threads."""
     passed: int
     """Passed to pyfuse3."""
 
@@ -95,16 +121,15 @@ class _Spare:
 class _Counts:
     """Of one thread."""
 
-    __slots__ = ("passed", "reads", "slow_reads", "slow_writes", "writes")
+    __slots__ = ("known", "passed", "reads", "slow_reads", "slow_writes", "writes")
 
     def __init__(self) -> None:
-        self.reads = self.writes = self.slow_reads = self.slow_writes = self.passed = 0
+        self.reads = self.writes = self.slow_reads = self.slow_writes = self.known = self.passed = 0
 
 
 class Lane:
     """Serves a connection: `start` its threads, give pyfuse3 `device`, and run `answer_slow` in trio.
 
-    :param max_pages: of a READ or WRITE
     :param ended: called once in the trio thread if the mount went away or a thread failed
     """
 
@@ -112,18 +137,18 @@ class Lane:
         self,
         connection: Connection,
         files: LaneFiles,
-        extent_size: int,
+        names: LaneNames,
+        size: LaneSize,
         *,
-        threads: int,
-        max_pages: int,
         ended: Callable[[], None],
     ) -> None:
         self._connection = connection
         self._fd = connection.fd
         self._files = files
         self._read_file, self._write_file = answers(files.read), answers(files.write)
-        self._extent_size = extent_size
-        self._max_pages = max_pages
+        self._names = names
+        self._extent_size = size.extent_size
+        self._max_pages = size.max_pages
         self._ended = ended
         self._token = trio.lowlevel.current_trio_token()
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -139,22 +164,21 @@ class Lane:
         self._stopping = self._retired = self._told = False
         self._spares: list[_Spare] = []
         self._slow_nursery: trio.Nursery | None = None
-        self._counts = [_Counts() for _ in range(threads)]
+        self._counts = [_Counts() for _ in range(size.threads)]
         self._threads = [
             threading.Thread(
                 target=self._guard, args=(self._serve, counts), name=f"kvfs-lane-{n}", daemon=True
             )
             for n, counts in enumerate(self._counts)
         ]
-        self._pump_thread = threading.Thread(
-            target=self._guard, args=(self._pump,), name="kvfs-lane-answers", daemon=True
-        )
+        self._answers = bytearray(size.max_pages * PAGE + PAGE)
+        self._pumping = trio.CancelScope()
 
     # --- in the trio thread
 
     def start(self) -> None:
         """Begin to serve."""
-        for thread in (*self._threads, self._pump_thread):
+        for thread in self._threads:
             thread.start()
 
     async def answer_slow(self, *, task_status: trio.TaskStatus[None]) -> None:
@@ -165,9 +189,36 @@ class Lane:
             task_status.started()
             await self._retirement.wait()
 
+    async def pass_answers(self) -> None:
+        """Pass pyfuse3's answers back to the kernel, until `retire`."""
+        with self._pumping:
+            while True:
+                await trio.lowlevel.wait_readable(self._ours)
+                self._pass_back()
+
+    def _pass_back(self) -> None:
+        while True:
+            try:
+                size = self._ours.recv_into(self._answers, 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            if not size:
+                return
+            answer: Buffer = memoryview(self._answers)[:size]
+            unique = wire.unique_of(answer)
+            if self._handshake is not None and unique == self._handshake.unique:
+                answer = self._handshake.widened(
+                    answer, max_pages=self._max_pages, page=PAGE, max_background=MAX_BACKGROUND
+                )
+            self._answer([answer])
+            with suppress(OSError):  # the socket was closed
+                self._window.answered(unique)
+
     def retire(self) -> None:
         """Answer nothing more that has not begun: requests wait until `close` fails them."""
         self._retired = True
+        self._pumping.cancel()
+        self._pass_back()
         if self._slow_nursery is not None:
             self._slow_nursery = None
             self._retirement.set()
@@ -178,7 +229,7 @@ class Lane:
         os.eventfd_write(self._stop, 1)
         with suppress(OSError):
             self._ours.shutdown(socket.SHUT_RDWR)
-        for thread in (*self._threads, self._pump_thread):
+        for thread in self._threads:
             if thread.ident is not None:
                 thread.join(_JOIN)
                 if thread.is_alive():
@@ -232,7 +283,7 @@ class Lane:
                 if not size:
                     return
                 request = wire.parse(spare.header)
-                if request.opcode not in (Opcode.READ, Opcode.WRITE):
+                if request.opcode not in _OURS:
                     counts.passed += 1
                     self._pass_on(request, spare, size)
                     continue
@@ -240,8 +291,14 @@ class Lane:
                 continue
             if request.opcode == Opcode.READ:
                 self._read(request, counts)
-            else:
+            elif request.opcode == Opcode.WRITE:
                 spare = self._write(request, spare, counts)
+            elif (answer := self._known(request, spare)) is not None:
+                counts.known += 1
+                self._answer([answer])
+            else:
+                counts.passed += 1
+                self._pass_on(request, spare, size)
 
     def _receive(self, spare: _Spare) -> int:
         """The next request's length; 0 when there will be none."""
@@ -284,6 +341,20 @@ class Lane:
         self._answer([wire.write_answer(request.unique, request.size)])
         return spare
 
+    def _known(self, request: Request, spare: _Spare) -> bytes | None:
+        """An answer that needs no trio thread, if there is one."""
+        if request.opcode == Opcode.FLUSH:
+            return wire.error_answer(request.unique, 0) if self._files.is_reader(request.handle) else None
+        if request.opcode == Opcode.GETXATTR:
+            # The kernel asks for security.capability before a file's first write.
+            name = wire.xattr_name(b"".join((spare.header, spare.payload[: request.length])))
+            return None if name.startswith(b"user.") else wire.error_answer(request.unique, errno.ENODATA)
+        # The kernel asks for a directory's attributes after everything that was made, moved or removed in it.
+        attributes = self._names.directory(request.inode)
+        if attributes is None:
+            return None
+        return wire.attributes_answer(request.unique, attributes.attr_timeout, attributes)
+
     def _spare(self) -> _Spare:
         try:
             return self._spares.pop()
@@ -307,28 +378,6 @@ class Lane:
         except OSError:
             if not self._stopping:
                 raise
-
-    # --- in a thread: pyfuse3's answers
-
-    def _pump(self) -> None:
-        buffer = bytearray(self._max_pages * PAGE + PAGE)
-        view = memoryview(buffer)
-        while True:
-            try:
-                size = self._ours.recv_into(buffer)
-            except OSError:
-                size = 0
-            if not size:
-                return
-            answer: Buffer = view[:size]
-            unique = wire.unique_of(answer)
-            if self._handshake is not None and unique == self._handshake.unique:
-                answer = self._handshake.widened(
-                    answer, max_pages=self._max_pages, page=PAGE, max_background=MAX_BACKGROUND
-                )
-            self._answer([answer])
-            with suppress(OSError):  # the socket was closed
-                self._window.answered(unique)
 
     # --- in any thread
 

@@ -8,9 +8,10 @@ from typing import Protocol
 import pyfuse3
 import trio
 
+from blockdev.types import PAGE
 from kvfs.errors import MountFailed
 from kvfs.fuse.connection import Connection, allow_pages, connect
-from kvfs.fuse.lane import Lane, LaneStatistics
+from kvfs.fuse.lane import Lane, LaneSize, LaneStatistics
 from kvfs.fuse.openfiles import OpenFiles
 from kvfs.fuse.operations import Operations
 
@@ -104,14 +105,8 @@ class LaneLink:
 
     def attach(self, operations: Operations, files: OpenFiles, extent_size: int) -> None:
         threads = min(4, max(2, os.cpu_count() or 1))
-        lane = self._lane = Lane(
-            self._connection,
-            files,
-            extent_size,
-            threads=threads,
-            max_pages=self._max_pages,
-            ended=self.terminate,
-        )
+        size = LaneSize(threads, extent_size, min(self._max_pages, extent_size // PAGE))
+        lane = self._lane = Lane(self._connection, files, operations, size, ended=self.terminate)
         try:
             pyfuse3.init(operations, lane.device, set())
         except RuntimeError as error:
@@ -122,6 +117,7 @@ class LaneLink:
         assert self._lane is not None
         async with trio.open_nursery() as nursery:
             await nursery.start(self._lane.answer_slow)
+            nursery.start_soon(self._lane.pass_answers)
             self._lane.start()
             try:
                 await pyfuse3.main()

@@ -215,6 +215,11 @@ class OpenFiles:
             handle.reader.views(offset, length) if handle is not None and handle.reader is not None else None
         )
 
+    def is_reader(self, number: int) -> bool:
+        """Whether it is an open published version, of which there is nothing to publish. From any thread."""
+        handle = self._handles.get(number)
+        return handle is not None and handle.reader is not None
+
     def intake(self, number: int) -> Intake | None:
         """Where other threads may put what is written to an open file. From any thread."""
         handle = self._handles.get(number)

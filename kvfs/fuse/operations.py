@@ -254,6 +254,13 @@ class Operations(pyfuse3.Operations):
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:  # noqa: FBT001 (pyfuse3's interface)
         """Names are on media when the call that made them returns."""
 
+    def directory(self, number: int) -> EntryAttributes | None:
+        """A directory's attributes; None for what is none. From any thread: it changes nothing, and what it looks at
+        is replaced by whole values.
+        """
+        inode = self._volume.inodes.get(number)
+        return self._attributes.of(inode) if inode is not None and inode.is_directory else None
+
     def _entry(self, inode: Inode) -> EntryAttributes:
         inode.lookups += 1
         return self._attributes.of(inode)

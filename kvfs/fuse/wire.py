@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 IN_HEADER = struct.Struct("=IIQQIIIHH")
 """length, opcode, unique, nodeid, uid, gid, pid, length of extensions, padding"""
@@ -26,13 +26,18 @@ INIT_OUT = struct.Struct("=IIIIHHIIHHIIHH20x")
 map_alignment, flags2, max_stack_depth, request_timeout, and nothing"""
 INVALIDATE_INODE = struct.Struct("=IiQQqq")
 """with the header: inode, offset, length"""
+ATTRIBUTES_OUT = struct.Struct("=IiQQI4xQQQQQQIIIIIIIIII")
+"""with the header: seconds and nanoseconds of validity, then inode, size, blocks, atime, mtime, ctime, their nanoseconds,
+mode, nlink, uid, gid, rdev, blksize, flags"""
+XATTR_ARGUMENTS = struct.Struct("=I4x")
+"""size; then comes the name, and a zero"""
 
 DATA_HEADER = IN_HEADER.size + READ_ARGUMENTS.size
 """Bytes before the payload of a WRITE."""
 DIRECTORY_BYTES = 32 << 10
 """Most that a listing is asked for at once: what the C library's readdir takes."""
 
-_REQUEST = struct.Struct("=IIQ24xQQI")
+_REQUEST = struct.Struct("=IIQQ16xQQI")
 _SIZE = struct.Struct("=I")
 _SIZE_AT = IN_HEADER.size + 16
 _MAJOR = 7
@@ -45,8 +50,11 @@ class Opcode(IntEnum):
     """The requests that the lane knows."""
 
     FORGET = 2
+    GETATTR = 3
     READ = 15
     WRITE = 16
+    GETXATTR = 22
+    FLUSH = 25
     INIT = 26
     READDIR = 28
     INTERRUPT = 36
@@ -62,12 +70,44 @@ class InitFlag(IntFlag):
     INIT_EXT = 1 << 30
 
 
+class StatLike(Protocol):
+    """What stat(2) says."""
+
+    @property
+    def st_ino(self) -> int: ...
+    @property
+    def st_size(self) -> int: ...
+    @property
+    def st_blocks(self) -> int: ...
+    @property
+    def st_atime_ns(self) -> int: ...
+    @property
+    def st_mtime_ns(self) -> int: ...
+    @property
+    def st_ctime_ns(self) -> int: ...
+    @property
+    def st_mode(self) -> int: ...
+    @property
+    def st_nlink(self) -> int: ...
+    @property
+    def st_uid(self) -> int: ...
+    @property
+    def st_gid(self) -> int: ...
+    @property
+    def st_rdev(self) -> int: ...
+    @property
+    def st_blksize(self) -> int: ...
+
+
 class Request(NamedTuple):
-    """A request; the last three fields are those of READ and WRITE, and mean nothing in others."""
+    """A request; the last three fields are those of READ and WRITE, and mean nothing in others, but that FLUSH has a
+    handle too.
+    """
 
     length: int
     opcode: int
     unique: int
+    inode: int
     handle: int
     offset: int
     size: int
@@ -88,8 +128,29 @@ def write_answer(unique: int, size: int) -> bytes:
     return WRITE_OUT.pack(WRITE_OUT.size, 0, unique, size, 0)
 
 
+def attributes_answer(unique: int, seconds: float, attributes: StatLike) -> bytes:
+    """The answer to GETATTR.
+
+    :param seconds: for how long they are true
+    """
+    a = attributes
+    atime, mtime, ctime = (divmod(ns, 10**9) for ns in (a.st_atime_ns, a.st_mtime_ns, a.st_ctime_ns))
+    return ATTRIBUTES_OUT.pack(
+        ATTRIBUTES_OUT.size, 0, unique, int(seconds), int(seconds % 1 * 1e9),
+        a.st_ino, a.st_size, a.st_blocks, atime[0], mtime[0], ctime[0], atime[1], mtime[1], ctime[1],
+        a.st_mode, a.st_nlink, a.st_uid, a.st_gid, a.st_rdev, a.st_blksize, 0,
+    )  # fmt: skip
+
+
+def xattr_name(message: bytes | memoryview) -> bytes:
+    """Which attribute a GETXATTR asks for."""
+    return bytes(message[IN_HEADER.size + XATTR_ARGUMENTS.size :]).partition(b"\0")[0]
+
+
 def error_answer(unique: int, number: int) -> bytes:
-    """The answer that fails a request with a (positive) errno."""
+    """The answer that fails a request with a (positive) errno; with 0, that there is nothing to say but that it was
+    done.
+    """
     return OUT_HEADER.pack(OUT_HEADER.size, -number, unique)
 
 

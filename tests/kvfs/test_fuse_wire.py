@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,7 +20,7 @@ def test_a_write_request():
         "0700000000000000 0000100000000000 00100000 01000000 efbeadde00000000 01800000 00000000"
     )
     assert len(message) == wire.DATA_HEADER == 80
-    assert wire.parse(message) == (0x1050, Opcode.WRITE, 2, 7, 1 << 20, 4096)
+    assert wire.parse(message) == (0x1050, Opcode.WRITE, 2, 3, 7, 1 << 20, 4096)
 
 
 def test_answers():
@@ -27,6 +28,24 @@ def test_answers():
     assert wire.write_answer(2, 4096) == bytes.fromhex("18000000 00000000 0200000000000000 00100000 00000000")
     assert wire.error_answer(2, 28) == bytes.fromhex("10000000 e4ffffff 0200000000000000")
     assert wire.unique_of(wire.error_answer(0x1234, 5)) == 0x1234
+
+
+def test_attributes():
+    attributes = SimpleNamespace(
+        st_ino=5, st_size=6, st_blocks=7, st_atime_ns=8_000_000_009, st_mtime_ns=10_000_000_011,
+        st_ctime_ns=12_000_000_013, st_mode=0o40755, st_nlink=2, st_uid=1000, st_gid=1001, st_rdev=0, st_blksize=4096,
+    )  # fmt: skip
+    assert wire.attributes_answer(2, 1.5, attributes) == bytes.fromhex(
+        "78000000 00000000 0200000000000000 0100000000000000 0065cd1d 00000000"
+        "0500000000000000 0600000000000000 0700000000000000 0800000000000000 0a00000000000000 0c00000000000000"
+        "09000000 0b000000 0d000000 ed410000 02000000 e8030000 e9030000 00000000 00100000 00000000"
+    )
+
+
+def test_the_name_of_an_attribute():
+    head = wire.IN_HEADER.pack(67, Opcode.GETXATTR, 4, 1, 0, 0, 0, 0, 0)
+    message = head + wire.XATTR_ARGUMENTS.pack(0) + b"security.capability\0rest"
+    assert wire.xattr_name(message) == b"security.capability"
 
 
 def test_forgetting_attributes():
