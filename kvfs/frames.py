@@ -177,6 +177,11 @@ class FrameCache:
             message = f"all {count} frames are in use; none came free within {self._patience:g} s"
             raise NoFrames(message) from None
 
+    @property
+    def count(self) -> int:
+        """How many frames there are."""
+        return len(self._table.frames)
+
     def try_allocate(self) -> Frame | None:
         """A private frame, pinned, its bytes undefined; None if there is none at once."""
         return None if self._closed else self._table.take()

@@ -8,10 +8,12 @@ the trio thread only, and a write that was answered is in the notes.
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
+
+from kvfs.frame_table import Frame
+from kvfs.fuse.landing import address_of
 
 if TYPE_CHECKING:
     from kvfs.fuse.content import DraftExtent
@@ -35,16 +37,18 @@ class Place:
     :ivar address: of its frame
     :ivar inside: how many threads are copying
     :ivar missing: bytes that, written once each, would make it whole
+    :ivar is_fresh: nobody was inside before, and nobody else looks at the frame
     """
 
-    __slots__ = ("address", "emptied", "extent", "inside", "is_open", "missing")
+    __slots__ = ("address", "emptied", "extent", "inside", "is_fresh", "is_open", "missing")
 
-    def __init__(self, extent: DraftExtent, address: int, missing: int) -> None:
+    def __init__(self, extent: DraftExtent, address: int, missing: int, *, is_fresh: bool) -> None:
         self.extent = extent
         self.address = address
         self.missing = missing
         self.inside = 0
         self.is_open = True
+        self.is_fresh = is_fresh
         self.emptied: list[Callable[[], object]] = []
 
 
@@ -81,6 +85,18 @@ class Intake:
             place.inside += 1
             return place
 
+    def trade(self, place: Place, frame: Frame) -> Frame | None:
+        """Let a frame with all bytes of the extent become its frame; returns the one that it had, which is the
+        caller's now. None if that cannot be, and the bytes must be copied. The caller is inside.
+        """
+        with self._lock:
+            if not (place.is_fresh and place.is_open and place.inside == 1):
+                return None
+            place.is_fresh = False
+            old, place.extent.frame = place.extent.frame, frame
+            place.address = address_of(frame.view)
+        return old
+
     def leave(self, place: Place, start: int, stop: int, time_ns: int) -> None:
         """The bytes `[start, stop)` of the extent have been copied."""
         call: list[Callable[[], object]] = []
@@ -88,6 +104,7 @@ class Intake:
         with self._lock:
             self._notes.append(Note(place.extent, start, stop, time_ns))
             place.inside -= 1
+            place.is_fresh = False
             before, place.missing = place.missing, place.missing - (stop - start)
             if not place.inside and not place.is_open:
                 call, place.emptied = place.emptied, []
@@ -112,10 +129,18 @@ class Intake:
         if not self.serves or extent.index in self._places:
             return
         assert extent.frame is not None
-        address = ctypes.addressof(ctypes.c_char.from_buffer(extent.frame.view))
+        address = address_of(extent.frame.view)
+        is_fresh = extent.owner.prepared.get(extent.index) is extent
         missing = extent.owner.extent_size - sum(stop - start for start, stop in extent.written)
         with self._lock:
-            self._places[extent.index] = Place(extent, address, missing)
+            self._places[extent.index] = Place(extent, address, missing, is_fresh=is_fresh)
+
+    def claim(self, extent: DraftExtent) -> None:
+        """The trio thread goes to work on an extent that was only prepared: its frame stays what it is."""
+        with self._lock:
+            place = self._places.get(extent.index)
+            if place is not None:
+                place.is_fresh = False
 
     def shut(self, extent: DraftExtent, then: Callable[[], object]) -> bool:
         """Let no more threads into an extent. True if none is inside; else `then` is called when the last has left."""

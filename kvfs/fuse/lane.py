@@ -16,7 +16,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import logging
-import mmap
 import os
 import select
 import socket
@@ -35,6 +34,7 @@ from kvfs.fuse import wire
 from kvfs.fuse.connection import ENDED, Connection
 from kvfs.fuse.errno_map import answers
 from kvfs.fuse.intake import Intake
+from kvfs.fuse.landing import FrameSource, Spare, Spares
 from kvfs.fuse.window import Window
 from kvfs.fuse.wire import Handshake, Opcode, Request
 
@@ -46,8 +46,6 @@ _JOIN = 10.0
 """Seconds that a thread may take to end."""
 _SOCKET_BYTES = 8 * MIB
 _SO_SNDBUFFORCE = 32
-_SPARES = 8
-"""Buffers kept for the next WRITE; more are made when many wait."""
 
 _OURS = frozenset({Opcode.READ, Opcode.WRITE, Opcode.GETATTR, Opcode.GETXATTR, Opcode.FLUSH})
 """Requests that may be answered out of order: whoever made one waits for it."""
@@ -73,6 +71,15 @@ class LaneNames(Protocol):
     """Directories, by the number that the kernel knows; `kvfs.fuse.operations.Operations` is it."""
 
     def directory(self, number: int) -> pyfuse3.EntryAttributes | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the lane serves."""
+
+    files: LaneFiles
+    names: LaneNames
+    frames: FrameSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,20 +111,6 @@ class LaneStatistics:
     """Passed to pyfuse3."""
 
 
-class _Spare:
-    """Memory for one request; a WRITE's payload is page-aligned."""
-
-    def __init__(self, size: int) -> None:
-        memory = mmap.mmap(-1, PAGE + size)
-        with suppress(OSError):
-            memory.madvise(mmap.MADV_DONTFORK)
-        whole = memoryview(memory)
-        self.header = whole[PAGE - wire.DATA_HEADER : PAGE]
-        self.payload = whole[PAGE:]
-        self.vectors = (self.header, self.payload)
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.payload))
-
-
 class _Counts:
     """Of one thread."""
 
@@ -136,17 +129,16 @@ class Lane:
     def __init__(
         self,
         connection: Connection,
-        files: LaneFiles,
-        names: LaneNames,
+        served: Served,
         size: LaneSize,
         *,
         ended: Callable[[], None],
     ) -> None:
         self._connection = connection
         self._fd = connection.fd
-        self._files = files
-        self._read_file, self._write_file = answers(files.read), answers(files.write)
-        self._names = names
+        self._files = served.files
+        self._read_file, self._write_file = answers(served.files.read), answers(served.files.write)
+        self._names = served.names
         self._extent_size = size.extent_size
         self._max_pages = size.max_pages
         self._ended = ended
@@ -162,7 +154,7 @@ class Lane:
         self._waiting.register(self._stop, select.POLLIN)
         self._turn = threading.Lock()
         self._stopping = self._retired = self._told = False
-        self._spares: list[_Spare] = []
+        self._spares = Spares(served.frames, size.max_pages * PAGE, size.threads)
         self._slow_nursery: trio.Nursery | None = None
         self._counts = [_Counts() for _ in range(size.threads)]
         self._threads = [
@@ -237,6 +229,7 @@ class Lane:
                         "%s does not end; what it does in the kernel ends with the mount", thread.name
                     )
         self._connection.close()
+        self._spares.close()
         self._ours.close()
         os.close(self._stop)
 
@@ -276,11 +269,13 @@ class Lane:
         return True
 
     def _serve(self, counts: _Counts) -> None:
-        spare = self._spare()
+        spare = self._spares.take()
         while True:
+            spare = self._spares.better(spare)
             with self._turn:
                 size = self._receive(spare)
                 if not size:
+                    self._spares.put(spare)
                     return
                 request = wire.parse(spare.header)
                 if request.opcode not in _OURS:
@@ -300,7 +295,7 @@ class Lane:
                 counts.passed += 1
                 self._pass_on(request, spare, size)
 
-    def _receive(self, spare: _Spare) -> int:
+    def _receive(self, spare: Spare) -> int:
         """The next request's length; 0 when there will be none."""
         while not self._stopping:
             try:
@@ -324,7 +319,7 @@ class Lane:
         counts.reads += 1
         self._answer([wire.data_answer(request.unique, sum(map(len, parts))), *parts])
 
-    def _write(self, request: Request, spare: _Spare, counts: _Counts) -> _Spare:
+    def _write(self, request: Request, spare: Spare, counts: _Counts) -> Spare:
         """Take a WRITE; returns the buffer for the next request."""
         index, start = divmod(request.offset, self._extent_size)
         intake = self._files.intake(request.handle)
@@ -334,14 +329,20 @@ class Lane:
         if intake is None or place is None:
             counts.slow_writes += 1
             self._later(self._slow_write, request, spare)
-            return self._spare()
-        ctypes.memmove(place.address + start, spare.address, request.size)
+            return self._spares.take()
+        frame = None
+        if spare.frame is not None and request.size == self._extent_size:
+            frame = intake.trade(place, spare.frame)
+        if frame is not None:
+            spare.exchange(frame)
+        else:
+            ctypes.memmove(place.address + start, spare.address, request.size)
         intake.leave(place, start, start + request.size, time.time_ns())
         counts.writes += 1
         self._answer([wire.write_answer(request.unique, request.size)])
         return spare
 
-    def _known(self, request: Request, spare: _Spare) -> bytes | None:
+    def _known(self, request: Request, spare: Spare) -> bytes | None:
         """An answer that needs no trio thread, if there is one."""
         if request.opcode == Opcode.FLUSH:
             return wire.error_answer(request.unique, 0) if self._files.is_reader(request.handle) else None
@@ -355,13 +356,7 @@ class Lane:
             return None
         return wire.attributes_answer(request.unique, attributes.attr_timeout, attributes)
 
-    def _spare(self) -> _Spare:
-        try:
-            return self._spares.pop()
-        except IndexError:
-            return _Spare(self._max_pages * PAGE)
-
-    def _pass_on(self, request: Request, spare: _Spare, size: int) -> None:
+    def _pass_on(self, request: Request, spare: Spare, size: int) -> None:
         if request.opcode == Opcode.INTERRUPT:
             return  # no request of ours can be cut short, nor one of pyfuse3's
         more = max(0, size - wire.DATA_HEADER)
@@ -408,15 +403,15 @@ class Lane:
         else:
             self._answer([wire.data_answer(request.unique, len(data)), data])
 
-    async def _slow_write(self, request: Request, spare: _Spare) -> None:
+    async def _slow_write(self, request: Request, spare: Spare) -> None:
         try:
             size = await self._write_file(request.handle, request.offset, spare.payload[: request.size])
         except pyfuse3.FUSEError as error:
             answer = wire.error_answer(request.unique, error.errno)
         else:
             answer = wire.write_answer(request.unique, size)
-        if len(self._spares) < _SPARES:
-            self._spares.append(spare)
+        finally:
+            self._spares.put(spare)
         self._answer([answer])
 
 

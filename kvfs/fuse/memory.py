@@ -31,6 +31,15 @@ def padded(length: int) -> int:
     return -(-length // PAGE) * PAGE
 
 
+class _Left:
+    """What to do when the last thread has left an extent."""
+
+    call: Callable[[], None]
+
+    def __call__(self) -> None:
+        self.call()
+
+
 class DraftMemory:
     """Moves the extents of drafts between frames and slots.
 
@@ -74,6 +83,7 @@ class DraftMemory:
         self.catch_up(content)
         extent = content.extents.get(index)
         if extent is None and index in content.prepared:
+            content.intake.claim(content.prepared[index])
             extent = content.extents[index] = content.prepared.pop(index)
         if extent is None:
             slot = await self._reserve(content.extent_size)
@@ -396,12 +406,14 @@ class DraftMemory:
         self._wake()
 
     def _drop_frame(self, extent: DraftExtent) -> None:
-        frame = extent.frame
-        if frame is not None:
-            self._forget_frame(extent)
-            unpin = partial(self._frames.unpin, frame)
-            if extent.owner.intake.shut(extent, unpin):
-                unpin()
+        if extent.frame is None:
+            return
+        left = _Left()
+        alone = extent.owner.intake.shut(extent, left)
+        left.call = partial(self._frames.unpin, extent.frame)  # which is final only now
+        self._forget_frame(extent)
+        if alone:
+            left()
 
     def _give_up(self, frame: Frame, error: BaseException) -> None:
         if isinstance(error, DeviceTimeout) and error.pending is not None:

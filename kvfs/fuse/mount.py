@@ -163,7 +163,7 @@ async def serve(
     async with trio.open_nursery() as nursery:
         link = await make_link(path, pool.name, allow_other=options.allow_other, lane=options.lane)
         mount = Mount(pool, frames, options, nursery, link)
-        link.attach(mount.operations, mount.files, pool.extent_size)
+        link.attach(mount.operations, mount.files, frames)
         pool.on_gone.append(mount.volume.gone)
         mount.notifier.start()
         try:
