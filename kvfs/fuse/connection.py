@@ -13,6 +13,7 @@ import select
 import shutil
 import socket
 import stat
+import struct
 import subprocess
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 _MS_NOSUID, _MS_NODEV = 2, 4
 _MNT_DETACH = 2
 _MAX_PAGES_LIMIT = Path("/proc/sys/fs/fuse/max_pages_limit")
+_FD = struct.Struct("=i")
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -85,8 +87,7 @@ async def connect(path: str, source: str, *, allow_other: bool) -> Connection:
 
 def _mount(path: str, source: str, options: list[str]) -> int:
     fd = os.open(DEV_FUSE, os.O_RDWR | os.O_CLOEXEC)
-    mode = stat.S_IFMT(Path(path).stat().st_mode)
-    own = [f"fd={fd}", f"rootmode={mode:o}", f"user_id={os.geteuid()}", f"group_id={os.getegid()}"]
+    own = [f"fd={fd}", f"rootmode={stat.S_IFDIR:o}", f"user_id={os.geteuid()}", f"group_id={os.getegid()}"]
     data = ",".join(own + options).encode()
     names = source.encode(), os.fsencode(path), FSTYPE.encode()
     if _LIBC.mount(*names, _MS_NOSUID | _MS_NODEV, data):
@@ -109,8 +110,15 @@ async def _fusermount(path: str, options: list[str]) -> int:
         if result.returncode:
             said = " ".join(result.stderr.decode(errors="replace").split())
             raise MountFailed(f"{path}: the system refused the mount: {said}")
-        _, descriptors, _, _ = socket.recv_fds(ours, 1, 1, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
-    return descriptors[0]
+        return _received(ours)
+
+
+def _received(end: socket.socket) -> int:
+    """The descriptor that was sent. Not socket.recv_fds, which drops its flags."""
+    room = socket.CMSG_LEN(_FD.size)
+    _, messages, _, _ = end.recvmsg(1, room, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
+    fd: int = _FD.unpack_from(messages[0][2])[0]
+    return fd
 
 
 def allow_pages(count: int) -> int:
