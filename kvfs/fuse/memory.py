@@ -18,6 +18,7 @@ from xxhash import xxh3_64_intdigest
 
 from blockdev.errors import BlockError, ChecksumError, DeviceTimeout, NoSpace
 from blockdev.locks import KeyedLocks
+from blockdev.tasks import background
 from blockdev.types import PAGE, SlotRef, Xxh3
 from kvfs.errors import FramesClosed, FramesError, NoFrames
 from kvfs.frames import Frame, FrameCache
@@ -308,14 +309,20 @@ class DraftMemory:
         assert slot is not None
         end = padded(used)
         frame.view[used:end] = self.zeros[: end - used]
-        digest = Xxh3(xxh3_64_intdigest(frame.view[:used]))
+        digests: list[Xxh3] = []
+
+        async def digest() -> None:
+            digests.append(Xxh3(xxh3_64_intdigest(frame.view[:used])))
+
         try:
-            await self._pool.write(slot, frame.view[:end])
+            async with background() as nursery:
+                nursery.start_soon(digest)  # runs when the write is on its way: that takes longer
+                await self._pool.write(slot, frame.view[:end])
         except DeviceTimeout as error:
             if error.pending is not None:
                 self._frames.hold_until(frame, error.pending)
             raise
-        extent.saved = Saved(version, used, digest)
+        extent.saved = Saved(version, used, digests[0])
 
     def _is_settled(self, extent: DraftExtent, used: int) -> bool:
         return extent.is_saved and extent.saved is not None and extent.saved.length == used

@@ -7,12 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trio
 
 from kvfs.errors import MountFailed
 from kvfs.fuse import connection, wire
 from kvfs.fuse.connection import connect
 from kvfs.fuse.wire import Handshake, Opcode
 from kvfs.mountpoint import FSTYPE, mounted_at
+from tests.e2e.serving import EXTENT, Setup, serve_fresh
 
 pytestmark = pytest.mark.fuse
 
@@ -23,7 +25,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "mount" and os.geteuid() != 0:
         pytest.skip("only root may mount(2)")
     if request.param == "fusermount3":
-        monkeypatch.setattr(connection.os, "geteuid", lambda: 1000)
+        monkeypatch.setattr(os, "geteuid", lambda: 1000)
         monkeypatch.setattr(connection, "_LIBC", SimpleNamespace(umount2=lambda *_: -1))
     return str(request.param)
 
@@ -61,7 +63,7 @@ async def test_root_of_a_container_asks_fusermount3(tmp_path, monkeypatch):
     def refused(*_: object) -> int:
         raise PermissionError(1, "not permitted")
 
-    monkeypatch.setattr(connection.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(connection, "_mount", refused)
     monkeypatch.setattr(connection, "_fusermount", fusermount)
     link = await connect(str(tmp_path), "p", allow_other=True)
@@ -69,3 +71,16 @@ async def test_root_of_a_container_asks_fusermount3(tmp_path, monkeypatch):
     assert asked == [
         (str(tmp_path), ["default_permissions", "allow_other", "nosuid", "nodev", "fsname=p", "subtype=kvfs"])
     ]
+
+
+async def test_a_whole_mount_through_fusermount3(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    ready = trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_fresh, tmp_path, Setup(lane=True), lambda _: ready.set())
+        await ready.wait()
+        file = tmp_path / "mnt" / "f"
+        await trio.to_thread.run_sync(file.write_bytes, b"1" * EXTENT)
+        assert await trio.to_thread.run_sync(file.read_bytes) == b"1" * EXTENT
+        nursery.cancel_scope.cancel()
+    assert mounted_at(str(tmp_path / "mnt")) is None
