@@ -246,9 +246,13 @@ class Lane:
 
     def _guard(self, work: Callable[..., None], *arguments: object) -> None:
         """Never leave the mount without its threads: it ends if one does."""
+        failed = True
         try:
             work(*arguments)
+            failed = False
         finally:
+            if failed:
+                log.error("a thread of the data lane failed: the mount ends")
             self._tell_end()
 
     def _tell_end(self) -> None:

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ import trio
 from blockdev.types import MIB
 from kvfs.fuse.mount import Mount
 from tests.e2e.helpers import fails, names, some_bytes
+from tests.e2e.mounts import POOL
+from tests.e2e.mounts import Mount as Volume
 from tests.e2e.serving import EXTENT, Setup, serve_fresh, served
 
 pytestmark = pytest.mark.fuse
@@ -404,3 +406,15 @@ print(json.dumps(done))
         assert there.issuperset(done)
         for name in done:
             assert set((mount.path / name).read_bytes()) == {int(name.partition(".")[0])}
+
+
+@pytest.mark.parametrize("options", [(), ("--no-lane",)], ids=["default", "no-lane"])
+def test_the_command_says_whether_there_is_a_lane(tmp_path, options):
+    with closing(Volume(tmp_path)) as volume:
+        volume.command("mount", *options, "--memory", "64MiB", POOL, str(volume.path))
+        (volume.path / "f").write_bytes(b"1" * EXTENT)
+        counted = {name: count for name, count in volume.statistics().items() if "lane" in name}
+        if options:
+            assert counted == {"mount.lane": "-"}
+        else:
+            assert int(counted["mount.lane.writes"]) > 0
