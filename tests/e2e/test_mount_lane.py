@@ -35,7 +35,7 @@ THREADS = 16
 @pytest.fixture(scope="module", params=[True, False], ids=["lane", "plain"])
 def volume(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Path]:
     with served(
-        tmp_path_factory.mktemp("kvfs"), Setup(lane=request.param, device_mib=256, frames=24)
+        tmp_path_factory.mktemp("kvfs"), Setup(lane=request.param, device_mib=768, frames=24)
     ) as mount:
         yield mount.path
 
@@ -331,7 +331,7 @@ def test_writers_that_share_a_file(folder):
 
 
 def test_more_files_open_than_frames(folder):
-    """Each has something prepared or in memory; nobody is refused for that."""
+    """Each has something prepared or in memory; nobody is refused for that. The pool is so large that none is evicted."""
     with_data = {}
     descriptors = [os.open(folder / f"{number}", os.O_WRONLY | os.O_CREAT) for number in range(60)]
     for number, descriptor in enumerate(descriptors):
