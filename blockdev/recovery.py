@@ -236,7 +236,10 @@ class Recovery:
         return list(rivals.values())
 
     def _is_outside(self, ref: SlotRef) -> bool:
-        return self._media.reaches(ref) and chunk_of(ref.address) not in self._scanned
+        """Whether a slot that a record lists exists and was not looked at. Media are not trusted."""
+        if not self._media.reaches(ref) or chunk_of(ref.address) in self._scanned:
+            return False
+        return ref.slot < self._media.geometry(RegionId(ref.device, ref.region)).slots
 
     async def _read_record(self, ref: SlotRef) -> Descriptor | None:
         """The record of a name in this use of a slot; None if that is over, or cannot be read."""
