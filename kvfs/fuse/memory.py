@@ -18,18 +18,14 @@ from xxhash import xxh3_64_intdigest
 
 from blockdev.errors import BlockError, ChecksumError, DeviceTimeout, NoSpace
 from blockdev.locks import KeyedLocks
+from blockdev.media import padded
 from blockdev.tasks import background
-from blockdev.types import PAGE, SlotRef, Xxh3
+from blockdev.types import SlotRef, Xxh3
 from kvfs.errors import FramesClosed, FramesError, NoFrames
 from kvfs.frames import Frame, FrameCache
 from kvfs.fuse.content import DraftContent, DraftExtent, Saved
 from kvfs.fuse.ports import PoolPort
 from kvfs.fuse.versions import Versions
-
-
-def padded(length: int) -> int:
-    """`length` rounded up to whole pages."""
-    return -(-length // PAGE) * PAGE
 
 
 class _Left:
