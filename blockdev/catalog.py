@@ -409,6 +409,8 @@ class Catalog:
 
     def _tables(self) -> Tables | None:
         """The tables; None if there is nothing to read."""
+        if self._readonly and self._opened is not None and self._opened.is_closed:
+            self._release()  # its writer is in this process, and has closed it
         if self._opened is None and not self._ignored and not self._is_sound():
             self.clear()
             if not self._readonly:

@@ -112,6 +112,11 @@ class Tables:
             _forget(self._path.parent, self._shared)
 
     @property
+    def is_closed(self) -> bool:
+        """Whether somebody else in this process has closed the environment."""
+        return self._shared.closed
+
+    @property
     def is_current(self) -> bool:
         """Whether the files are still those in the folder, and nobody in this process has closed them."""
         try:

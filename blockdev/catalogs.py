@@ -316,7 +316,8 @@ class Catalogs:
 
     def commit_due(self, now: float) -> bool:
         """As `Catalog.commit_due`."""
-        return any([catalog.commit_due(now) for catalog in self.own.values()])
+        done = [catalog.commit_due(now) for catalog in self.own.values()]
+        return any(done)
 
     @property
     def has_changes(self) -> bool:

@@ -65,6 +65,7 @@ class Follower:
     def look(self) -> None:
         """See what others changed since the last look. :raises OSError:"""
         pool, board = self._pool, self._membership.board
+        pool.show_figures()
         pool.catalog.see_others(self._membership.seats_there())
         if not pool.catalog.others:
             self._cursors.clear()
@@ -75,8 +76,7 @@ class Follower:
             del self._cursors[seat]
         for object_id in board.take_uses():
             pool.used_elsewhere(object_id)
-        pool.show_figures()
-        if self._doubtful:
+        if self._doubtful or self._membership.should_give():
             self._work.set()
 
     def _follow(self, seat: int, catalog: Catalog) -> None:
@@ -123,7 +123,7 @@ class Follower:
     # ── doing ────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _tend(self) -> None:
-        chores = (self._adopter_turn, self._reports, self._pool.sweep, self._give)
+        chores = (self._adopter_turn, self._reports, self._pool.sweep)
         last = trio.current_time()
         while True:
             with trio.move_on_at(last + _TEND_PERIOD):
@@ -132,6 +132,8 @@ class Follower:
             while self._doubtful:
                 object_id, _ = self._doubtful.popitem(last=False)
                 await self._try(lambda object_id=object_id: self._pool.fold(object_id))  # type: ignore[misc]
+            if self._membership.should_give():
+                await self._try(self._pool.give_region)
             if trio.current_time() - last >= _TEND_PERIOD:
                 for chore in chores:
                     await self._try(chore)
@@ -162,7 +164,3 @@ class Follower:
                     await self._pool.verify(record)
                 except ChecksumError:
                     log.warning("another member found %r damaged, and it is", record.name)
-
-    async def _give(self) -> None:
-        if self._membership.should_give():
-            await self._pool.give_region()

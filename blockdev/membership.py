@@ -81,7 +81,7 @@ class Membership:
         """While seats are taken. :raises PoolBusy: another member does not come to an end with that"""
         try:
             with trio.fail_after(_OPENING_PATIENCE):
-                while not self.leases.begin_opening():
+                while not self.leases.begin_opening():  # noqa: ASYNC110 - another process ends it
                     await trio.sleep(_POLL)
         except trio.TooSlowError:
             raise PoolBusy(
@@ -129,7 +129,7 @@ class Membership:
     async def _lease_soon(self, region: RegionId) -> bool:
         """Lease a region that can only be locked for a moment, by who looks whether it is free."""
         with trio.move_on_after(_REGION_PATIENCE):
-            while not self.leases.acquire_region(region):
+            while not self.leases.acquire_region(region):  # noqa: ASYNC110 - another process ends it
                 await trio.sleep(_POLL)
             return True
         log.warning("region %d of device %d stays locked by another process: not used", *region[::-1])
@@ -165,9 +165,6 @@ class Membership:
     def wish(self) -> None:
         if not self.alone and any(f.regions > self._regions + 1 for f in self.board.figures().values()):
             self.board.wish()
-
-    def is_wishing(self) -> bool:
-        return self.board.is_wishing
 
     def should_give(self) -> bool:
         """Whether somebody with fewer regions asks for one, and we are who has most."""

@@ -603,14 +603,15 @@ class Pool:
         verdict = self._others.verdict(object_id)
         if verdict is None:
             return False
-        keys = {(r.directory, r.name) for r in verdict if r is not None}
+        records = [record for record in verdict if record is not None]
+        keys = {(record.directory, record.name) for record in records}
         with trio.CancelScope(shield=True):
-            async with self._names.hold(*keys), self._objects.hold(object_id):
+            async with self._names.hold(*keys), self._objects.hold(*{r.object_id for r in records}):
                 if self._others.verdict(object_id) != verdict:
                     return False  # not any more: the next look will tell
-                own, alias = verdict
+                own, alias, old = verdict
                 if alias is not None:
-                    await self._others.take_over(own, alias)
+                    await self._others.take_over(own, alias, old)
                 elif await self._versions.debts.clear(own, patient=True):
                     await self._versions.leave(own)
                 else:

@@ -312,7 +312,6 @@ class Recovery:
     def _enter(self, contenders: Collection[Descriptor], resolution: stamps.Resolution) -> None:
         """Have the catalogue say what was resolved."""
         live = {record.ref for record in resolution.live.values()}
-        garbage = {record.ref for record in resolution.garbage}
         for record in contenders:
             known = self._catalog.by_id(record.object_id)
             if known is not None and known.ref == record.ref and record.ref not in live:
@@ -320,16 +319,20 @@ class Recovery:
         for (directory, name), record in resolution.live.items():
             if self._is_mine(record.ref):
                 self._catalog.put(replace(record, directory=directory, name=name))
+        garbage = {record.ref for record in resolution.garbage}
         for record in contenders:
             found = self._found.get(record.ref)
             if found is not None and found.kind is Kind.TOMBSTONE and record.ref not in garbage:
                 self._catalog.put(found)
-                live.add(found.ref)
-        for record in contenders:
-            if record.ref in live and self._is_mine(record.ref):
-                for ref in stamps.listed(record):
-                    if not self._is_mine(ref):
-                        self._catalog.outdo(ref, record.stamp)
+                self._outdo(found)
+            elif record.ref in live and self._is_mine(record.ref):
+                self._outdo(record)
+
+    def _outdo(self, record: Descriptor) -> None:
+        """Have the catalogue say which records of others one of ours outdoes."""
+        for ref in stamps.listed(record):
+            if not self._is_mine(ref):
+                self._catalog.outdo(ref, record.stamp)
 
     async def _half_gone(self) -> list[Descriptor]:
         """Catalogue entries that a scan contradicts: their head is another one now, or a part of them is not theirs."""

@@ -50,7 +50,7 @@ _FEW = 64
 _CHUNKS = 8
 """Chunks of small files' records that are read for each object that must go, while there are some not looked at."""
 
-_OTHERS_PATIENCE = 2.0
+_OTHERS_PATIENCE = 5.0
 """Seconds for which a writer waits for another member to give up a region, when it has nothing else."""
 _OTHERS_POLL = 0.05
 
@@ -421,14 +421,13 @@ class Room:
     async def _wait_for_others(self) -> bool:
         """Wait for a region that another member gives up; False if none does in time."""
         with trio.move_on_after(_OTHERS_PATIENCE):
-            while not (free := self._leasing.free()):
-                if not self._leasing.is_wishing():
-                    return False
+            while not self._leasing.alone:
+                self._leasing.wish()
+                if free := self._leasing.free():
+                    for region in free:
+                        self._space.add_unused(region)
+                    return True
                 await trio.sleep(_OTHERS_POLL)
-            before = len(free)
-            for region in free:
-                self._space.add_unused(region)
-            return before > 0
         return False
 
     async def give_region(self) -> bool:

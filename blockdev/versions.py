@@ -200,7 +200,7 @@ class Versions:
 
     async def replaced(self, old: Descriptor, successor: Descriptor) -> None:
         """Free the object whose name `successor` took, if it is ours."""
-        if self._catalog.is_ours(old):
+        if self._room.is_ours(old.ref) or not self._room.reaches(old.ref):
             self._catalog.forget(old)
             await self._free(old)
             self.debts.forgive(old.object_id)

@@ -64,30 +64,27 @@ async def reading(folder: PoolFolder) -> AsyncIterator[Pool]:
     config = load_config(folder.config)
     async with AsyncExitStack() as stack:
         devices = await stack.enter_async_context(open_devices(config, writable=False))
-        pool_uuid = (await _superblock_of(devices, config)).pool
-        with Leases.open(folder.path, pool_uuid) as leases:
-            options = OpenOptions(
-                domain=local_domain(folder.path.parent),
-                readonly=True,
-                writer_is_live=leases.holder() is not None,
-            )
-            yield await stack.enter_async_context(_pool(devices, folder, options))
+        await _superblock_of(devices, config)
+        options = OpenOptions(domain=local_domain(folder.path.parent), readonly=True)
+        yield await stack.enter_async_context(_pool(devices, folder, options))
 
 
 @asynccontextmanager
 async def writing(folder: PoolFolder, purpose: str, config: Config | None = None) -> AsyncIterator[Opened]:
-    """The pool, with the right to write.
+    """The pool, with the right to write, as one of its members on this host.
 
     :param purpose: for those who find the pool busy, such as "mounted on /mnt/kv"
     :param config: instead of the one in the pool's folder
-    :raises PoolBusy: somebody else writes
+    :raises PoolBusy: somebody is alone with it, or it has as many members as it can have
     :raises ConfigError, MissingDevice, WrongDomain, FormatError, DeviceError:
     """
     config = config or load_config(folder.config)
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(locked(folder, config, purpose))
         devices = await stack.enter_async_context(open_devices(config, writable=True))
-        options = OpenOptions(domain=local_domain(folder.path.parent), flush=config.durability == "flush")
+        await _superblock_of(devices, config)
+        options = OpenOptions(
+            domain=local_domain(folder.path.parent), flush=config.durability == "flush", purpose=purpose
+        )
         yield Opened(await stack.enter_async_context(_pool(devices, folder, options)), config)
 
 
@@ -95,25 +92,26 @@ async def writing(folder: PoolFolder, purpose: str, config: Config | None = None
 async def locked(folder: PoolFolder, config: Config, purpose: str) -> AsyncIterator[Superblock]:
     """Be the only process of this host that may write to the pool; yields what its media say of it.
 
+    For what members cannot do, such as adding a device.
+
     :raises PoolBusy, MissingDevice, FormatError, DeviceError:
     """
     async with open_devices(config, writable=False, quiet=True) as devices:
         superblock = await _superblock_of(devices, config)
     with Leases.open(folder.path, superblock.pool) as leases:
         try:
-            leases.acquire_writer(purpose)
+            leases.acquire_alone(purpose)
         except PoolBusy:
             raise PoolBusy(_busy(config.name, leases)) from None
         yield superblock
 
 
 def _busy(name: str, leases: Leases) -> str:
-    holder = leases.holder()
-    if holder is None:
+    holders = leases.holders()
+    if not holders:
         return f"pool '{name}' is open for writing in another process; try again when it has ended"
-    return (
-        f"pool '{name}' is in use by process {holder.pid}, {holder.purpose}; unmount it or wait for it to end"
-    )
+    who = " and ".join(f"process {holder.pid}, {holder.purpose}" for holder in holders)
+    return f"pool '{name}' is in use by {who}; unmount it or wait for it to end"
 
 
 @asynccontextmanager
@@ -214,7 +212,7 @@ async def _read_superblock(device: Device, config: Config) -> Superblock:
 @asynccontextmanager
 async def _pool(devices: Sequence[Device], folder: PoolFolder, options: OpenOptions) -> AsyncIterator[Pool]:
     try:
-        async with open_pool(devices, folder.path / "catalogue", options) as opened:
+        async with open_pool(devices, folder.path, options) as opened:
             for number in opened.missing:
                 log.warning("device %d of pool '%s' is missing: its objects are misses", number, folder.name)
             yield opened.pool
