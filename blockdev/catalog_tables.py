@@ -111,6 +111,11 @@ class Tables:
         if not (self._readonly and (self._shared.users or self._shared.writable)):
             _forget(self._path.parent, self._shared)
 
+    def drop(self) -> None:
+        """Close at once, as the end of the process would: for tests of that."""
+        self.abandon()
+        _forget(self._path.parent, self._shared)
+
     @property
     def is_closed(self) -> bool:
         """Whether somebody else in this process has closed the environment."""

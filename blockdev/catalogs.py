@@ -91,6 +91,8 @@ class Catalogs:
     def see_others(self, seats: Iterable[int]) -> None:
         """Read the catalogues of these seats, and no others; those that were made anew are opened again."""
         wanted = {seat for seat in seats if seat not in self.own}
+        if not wanted and not self.others:
+            return
         for seat in [*self.others]:
             if seat not in wanted or not self.others[seat].is_current():
                 self.close_other(seat)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from blockdev.errors import DeviceLost
 from blockdev.opening import CreateOptions, Opened, OpenOptions, create_pool, open_pool
 from blockdev.pool import Pool
 from blockdev.testing import FaultyDevice
-from blockdev.types import MIB, SlotClass
+from blockdev.types import MIB, DeviceNo, SlotClass
 from tests.blockdev.pools import DOMAIN, REGION
 
 
@@ -31,6 +32,7 @@ class Handle:
     inner: FaultyDevice
     gate: trio.Event = field(default_factory=trio.Event)
     dead: bool = False
+    on_write: Callable[[Handle, int], None] = lambda _, __: None
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -54,7 +56,12 @@ class Handle:
     async def read_into(self, offset: int, buffer: memoryview) -> None:
         await self._do(lambda: self.inner.read_into(offset, buffer))
 
+    def device_no(self, pool: Pool) -> DeviceNo:
+        """Which device of a pool this is."""
+        return next(number for number, one in pool.media.devices.items() if one.device is self)
+
     async def write_from(self, offset: int, buffer: memoryview) -> None:
+        self.on_write(self, offset)
         await self._do(lambda: self.inner.write_from(offset, buffer))
 
     async def flush(self) -> None:
@@ -102,6 +109,10 @@ class Host:
     async def pool(self, **options: Any) -> AsyncIterator[Pool]:
         async with self.member(**options) as opened:
             yield opened.pool
+
+    def forget(self) -> None:
+        """Lose the catalogues."""
+        shutil.rmtree(self.folder / "catalogue")
 
     def _wall(self) -> int:
         self.now += 1
