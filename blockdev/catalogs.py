@@ -282,8 +282,13 @@ class Catalogs:
     # ── changing ─────────────────────────────────────────────────────────────────────────────────────────
 
     def put(self, record: Descriptor) -> None:
-        """Store a record of ours under its name, in place of what our catalogue had there."""
-        self._of(RegionId(*record.address[:2])).put(record)
+        """Store a record of ours under its name. What our catalogue had there is set aside until it is forgotten."""
+        catalog = self._of(RegionId(*record.address[:2]))
+        if len(self._all) > 1:
+            held = catalog.get(record.directory, record.name)
+            if held is not None and held.object_id != record.object_id:
+                catalog.put(aside(held))
+        catalog.put(record)
 
     def forget(self, record: Descriptor) -> None:
         """Take an object, or an alias, of ours out, under whatever name we have it."""
@@ -349,6 +354,16 @@ class Catalogs:
     def _of(self, region: RegionId) -> Catalog:
         seat = self._seats.get(region)
         return self.primary if seat is None else self.own[seat]
+
+
+def aside(record: Descriptor) -> Descriptor:
+    """A record under no name: another's ALIAS may stand for it, or it is about to be freed."""
+    return replace(record, directory=DirectoryId(record.object_id), name=b"outdone")
+
+
+def is_aside(record: Descriptor) -> bool:
+    """Whether a record is in the catalogue under no name: see `aside`; tombstones have none either."""
+    return bytes(record.directory) == bytes(record.object_id)
 
 
 def _aliased(base: Descriptor, alias: Descriptor) -> Descriptor:

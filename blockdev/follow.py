@@ -75,7 +75,7 @@ class Follower:
             self._seats = self._membership.seats_there()
         if live:
             pool.show_figures()
-        pool.catalog.see_others(self._seats)
+        pool.catalog.see_others({*self._seats, *live})
         if not pool.catalog.others:
             self._cursors.clear()
             return

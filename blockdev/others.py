@@ -155,6 +155,18 @@ class Others:
         if rivals:
             await self._versions.debts.bury_all(rivals)
 
+    def beaten(self, record: Descriptor | None) -> list[Descriptor]:
+        """Objects of ours that `record` has outdone under its name: what replaces it answers for them, too."""
+        if record is None or not self._catalogs.others:
+            return []
+        return [
+            other
+            for other in self._catalogs.behind(record)
+            if other.object_id != record.object_id
+            and other.kind not in {Kind.ALIAS, Kind.DIRECTORY}
+            and self._room.is_ours(other.ref)
+        ]
+
     async def _drop_alias(self, object_id: ObjectId) -> None:
         alias = self._aliases.pop(object_id, None)
         if alias is not None:

@@ -369,9 +369,12 @@ class Pool:
         async with self._objects.hold(*{record.object_id for record in (old, base) if record is not None}):
             old = self._replaceable(new)  # may have been evicted while we waited
             base = self.current(new.base) if new.base is not None else None
+            beaten = self._others.beaten(old)
             head = await self._publisher.write(new, old, base, taken)
             if old is not None and old.object_id != head.object_id:
                 await self._versions.replaced(old, head)
+            for record in beaten:
+                await self._versions.replaced(record, head)
         if head.kind is Kind.HEAD:
             self._counters.published += 1
             self._counters.published_bytes += head.size
@@ -454,9 +457,12 @@ class Pool:
         owed = await self._versions.debts.inherit(current.object_id, old, target)
         stamp = self._sources.next_stamp(current, old)
         head = await self._rewrite(moved(current, *target, stamp, owed))
+        beaten = self._others.beaten(old)
         self._versions.remember(head)
         if old is not None:
             await self._versions.replaced(old, head)
+        for record in beaten:
+            await self._versions.replaced(record, head)
         return head
 
     async def _rewrite(self, head: Descriptor) -> Descriptor:

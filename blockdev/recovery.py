@@ -23,7 +23,7 @@ import trio
 
 from blockdev import layout, stamps
 from blockdev.catalog import Catalog, Trust
-from blockdev.catalogs import Catalogs
+from blockdev.catalogs import Catalogs, aside, is_aside
 from blockdev.errors import DeviceError, IntegrityError, Unavailable
 from blockdev.eviction import Policy
 from blockdev.media import Media
@@ -312,10 +312,13 @@ class Recovery:
     def _enter(self, contenders: Collection[Descriptor], resolution: stamps.Resolution) -> None:
         """Have the catalogue say what was resolved."""
         live = {record.ref for record in resolution.live.values()}
+        bases = {record.head for record in resolution.live.values() if record.kind is Kind.ALIAS}
         for record in contenders:
             known = self._catalog.by_id(record.object_id)
             if known is not None and known.ref == record.ref and record.ref not in live:
                 self._catalog.forget(known.object_id)
+            if record.ref in bases and self._is_mine(record.ref):
+                self._catalog.put(aside(record))
         for (directory, name), record in resolution.live.items():
             if self._is_mine(record.ref):
                 self._catalog.put(replace(record, directory=directory, name=name))
@@ -439,7 +442,7 @@ class Recovery:
         """Take out what no path leads to. Only when everything was seen, since a directory may be elsewhere."""
         children: dict[DirectoryId, list[Descriptor]] = {}
         for record in self._catalog.scan():
-            if record.object_id != ObjectId(ROOT) and record.kind is not Kind.TOMBSTONE:
+            if record.object_id != ObjectId(ROOT) and not is_aside(record):
                 children.setdefault(record.directory, []).append(record)
         waiting = [ROOT]
         while waiting:

@@ -51,9 +51,10 @@ class Member:
     stopped: bool = False
 
     def stop(self) -> None:
-        self.stopped = True
-        for handle in self.handles:
-            handle.gate = trio.Event()
+        if not self.stopped:
+            self.stopped = True
+            for handle in self.handles:
+                handle.gate = trio.Event()
 
     def go_on(self) -> None:
         self.stopped = False
@@ -148,7 +149,7 @@ class MembersModel:
             member.ending.set()
 
     async def _live(self, member: Member) -> None:
-        with suppress(*((BlockError, OSError) if True else ())):
+        with suppress(BlockError, OSError):
             await self._life(member)
         member.pool = None
         if member in self.members:
@@ -171,9 +172,10 @@ class MembersModel:
         async def spy(object_id: ObjectId) -> bool:
             record = pool.catalog.by_id(object_id)
             if record is not None:
-                key = (record.directory, record.name)
-                self._known(key).add(None)
-                self.evictions[key] += 1
+                # What is being renamed has another name already, which its owner may not have seen.
+                for key in {(record.directory, record.name), *self.busy}:
+                    self._known(key).add(None)
+                    self.evictions[key] += 1
             return await evict(object_id)
 
         pool._room.evict = spy
