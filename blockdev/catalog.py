@@ -36,7 +36,7 @@ from uuid import UUID
 from blockdev.catalog_session import Session
 from blockdev.catalog_tables import DamagedTables, Tables
 from blockdev.errors import FormatError
-from blockdev.layout import pack_descriptor, unpack_descriptor
+from blockdev.layout import Outline, outline_descriptor, pack_descriptor, unpack_descriptor
 from blockdev.types import (
     NAMED_KINDS,
     NO_ID,
@@ -56,6 +56,8 @@ _CHUNK = struct.Struct(">HII")
 _NUMBER = struct.Struct(">I")
 _ORDER_IDS = 4096
 _BATCH = 64
+_OUTLINES = 1024
+"""Entries at a time."""
 
 
 class Trust(Enum):
@@ -244,6 +246,14 @@ class Catalog:
             if record is not None:
                 yield record
 
+    def outlines(self) -> Iterator[Outline]:
+        """The outline of every record, as `scan`."""
+        for _, packed in self._items(_ROWS, _OUTLINES):
+            try:
+                yield outline_descriptor(packed)
+            except FormatError:
+                log.exception("a record in the catalogue is damaged")
+
     @property
     def count(self) -> int:
         """How many objects there are."""
@@ -280,13 +290,11 @@ class Catalog:
             tables.put(_ORDER, _NUMBER.pack(number), batch)
             number += 1
 
-    def load_order(self) -> list[ObjectId]:
+    def load_order(self) -> Iterator[ObjectId]:
         """What `save_order` kept; objects may be gone since."""
-        return [
-            ObjectId(ids[at : at + _ID_SIZE])
-            for _, ids in self._items(_ORDER, 1)
-            for at in range(0, len(ids), _ID_SIZE)
-        ]
+        for _, ids in self._items(_ORDER, 1):
+            for at in range(0, len(ids), _ID_SIZE):
+                yield ObjectId(ids[at : at + _ID_SIZE])
 
     # ── transactions ─────────────────────────────────────────────────────────────────────────────────────
 

@@ -55,6 +55,16 @@ class TestRoundTrip:
         assert layout.unpack_descriptor(layout.pack_descriptor(record)) == record
 
     @given(descriptors())
+    def test_outline(self, record):
+        outline = layout.outline_descriptor(layout.pack_descriptor(record))
+        same = ("kind", "object_id", "stamp", "ref", "sequence", "extents")
+        assert all(getattr(outline, name) == getattr(record, name) for name in same)
+        assert outline.is_plain == (not record.indexed and not record.supersedes)
+        stored = [extent.ref for extent in record.extents if not extent.is_hole]
+        assert outline.slots[0] == record.ref
+        assert set(outline.slots) == {record.ref, *stored}
+
+    @given(descriptors())
     def test_page(self, record):
         page = layout.encode_descriptor(POOL, record)
         assert len(page) == PAGE
@@ -208,6 +218,14 @@ class TestUntrusted:
         # A right checksum proves nothing: whoever can write media can compute it.
         record = layout.decode_descriptor(POOL, sealed(body))
         assert record is None or layout.encode_descriptor(POOL, record)
+
+    @given(st.binary(max_size=300))
+    def test_outlines_of_random_bodies(self, body):
+        try:
+            outline = layout.outline_descriptor(body)
+        except FormatError:
+            return
+        assert outline.kind in Kind
 
     @given(descriptors(), damage)
     def test_damaged_pages(self, record, how):
