@@ -27,6 +27,7 @@ from blockdev.catalog import Catalog
 from blockdev.errors import (
     ChecksumError,
     Exists,
+    FormatError,
     IsDirectory,
     Missing,
     NotDirectory,
@@ -151,6 +152,24 @@ class Pool:
         """What is in a directory, by name, from the first name greater than `after`."""
         self._check_open()
         return (record for record in self.catalog.children(directory, after) if self.reachable(record))
+
+    def entries(self, directory: DirectoryId, after: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """As `children`: names and packed records, of which `layout` reads parts without unpacking them."""
+        self._check_open()
+        return (
+            (name, packed)
+            for name, packed in self.catalog.entries(directory, after)
+            if self._is_reachable(packed)
+        )
+
+    def _is_reachable(self, packed: bytes) -> bool:
+        try:
+            outline = layout.outline_descriptor(packed)
+            if outline.is_plain:
+                return all(map(self.media.reaches, outline.slots))
+            return self.reachable(layout.unpack_descriptor(packed))
+        except FormatError:
+            return False
 
     def current(self, record: Descriptor) -> Descriptor | None:
         """What the object of `record` is now, under whatever name; None if it is gone."""

@@ -49,7 +49,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 from uuid import UUID
 
 from blockdev.errors import BadName, FormatError, RecordTooLarge
@@ -72,12 +71,10 @@ from blockdev.types import (
     Descriptor,
     DirectoryId,
     Epoch,
-    ExtentRef,
     Kind,
     ObjectId,
     SlotAddress,
     SlotRef,
-    Stamp,
 )
 
 DESCRIPTOR_MAGIC = b"kvfsdesc"
@@ -86,14 +83,13 @@ INLINE_MAX = 2560
 """Most bytes of payload in a descriptor. More would fit, but so must a longer name or an attribute later."""
 
 _FIXED = struct.Struct("<8BHHIIIQQQ16s16s16sIIIIqqqQQ")
-_OUTLINE = struct.Struct("<8BHHIIIQQQ16s")
-"""The beginning of `_FIXED`."""
+FIXED_SIZE = _FIXED.size
 _ATTRIBUTE = struct.Struct("<BH")
 _SEQUENCE = struct.Struct("<Q")
 _SEQUENCE_OFFSET = BODY_OFFSET + 32
 
-_INDEXED = 1
-_HAS_HEAD = 2
+INDEXED, HAS_HEAD = 1, 2
+"""Flags."""
 _KINDS = tuple(Kind)
 _PREFIX = b"user."
 _ROOT_ID = ObjectId(ROOT)
@@ -154,7 +150,7 @@ def pack_descriptor(record: Descriptor) -> bytes:
 def _pack_fixed(record: Descriptor) -> bytes:
     return _FIXED.pack(
         record.kind,
-        (_INDEXED if record.indexed else 0) | (_HAS_HEAD if record.head is not None else 0),
+        (INDEXED if record.indexed else 0) | (HAS_HEAD if record.head is not None else 0),
         record.codec,
         len(record.name),
         len(record.extents),
@@ -184,51 +180,6 @@ def _pack_fixed(record: Descriptor) -> bytes:
     )
 
 
-class Outline(NamedTuple):
-    """What a record says of slots, and the little that is needed to make something of that.
-
-    :ivar extents: as in the record
-    :ivar is_plain: there is no more to it: no index, and nothing that it must outlive
-    """
-
-    kind: Kind
-    object_id: ObjectId
-    stamp: Stamp
-    ref: SlotRef
-    sequence: int
-    extents: tuple[ExtentRef, ...]
-    is_plain: bool
-
-    @property
-    def slots(self) -> list[SlotRef]:
-        """Every slot that the record itself names, its own first."""
-        others = [extent.ref for extent in self.extents if not extent.is_hole and extent[:4] != self.ref]
-        return [self.ref, *others]
-
-
-def outline_descriptor(packed: bytes) -> Outline:
-    """The outline of a record that `pack_descriptor` made, a third of the work of unpacking it.
-
-    What it does not look at may be damaged.
-
-    :raises FormatError: not a record
-    """
-    try:
-        (
-            kind, flags, _, name_length, extent_count, superseded_count, _, _,
-            device, _, region, slot, _, generation, sequence, stamp, object_id,
-        ) = _OUTLINE.unpack_from(packed)  # fmt: skip
-        extents: tuple[ExtentRef, ...] = ()
-        if extent_count:
-            start = _FIXED.size + name_length + SLOT_REF_SIZE * (superseded_count + (flags & _HAS_HEAD > 0))
-            extents = unpack_extents(packed[start : start + EXTENT_ENTRY_SIZE * extent_count])
-        is_plain = not (flags & _INDEXED or superseded_count)
-        ref = SlotRef(device, region, slot, generation)
-        return Outline(_KINDS[kind], object_id, stamp, ref, sequence, extents, is_plain)
-    except (struct.error, IndexError) as error:
-        raise FormatError(f"not a descriptor: {error}") from error
-
-
 def unpack_descriptor(data: Buffer) -> Descriptor:
     """The inverse of `pack_descriptor`, for bytes of any origin.
 
@@ -248,9 +199,9 @@ def _unpack(body: bytes) -> Descriptor:
         object_id, directory, predecessor, mode, uid, gid, index,
         mtime, ctime, btime, size, stored_size,
     ) = _FIXED.unpack_from(body)  # fmt: skip
-    if reserved or flags > _INDEXED | _HAS_HEAD or extent_count > HEAD_EXTENTS_MAX:
+    if reserved or flags > INDEXED | HAS_HEAD or extent_count > HEAD_EXTENTS_MAX:
         raise FormatError("a descriptor with a field that version 1 does not have")
-    head_end = _FIXED.size + (SLOT_REF_SIZE if flags & _HAS_HEAD else 0)
+    head_end = _FIXED.size + (SLOT_REF_SIZE if flags & HAS_HEAD else 0)
     name_end = head_end + name_length
     superseded_end = name_end + superseded_count * SLOT_REF_SIZE
     extents_end = superseded_end + extent_count * EXTENT_ENTRY_SIZE
@@ -276,14 +227,14 @@ def _unpack(body: bytes) -> Descriptor:
         size,
         stored_size,
         codec,
-        bool(flags & _INDEXED),
+        bool(flags & INDEXED),
         unpack_extents(body[superseded_end:extents_end]) if extent_count else (),
         unpack_slot_refs(body[name_end:superseded_end]) if superseded_count else (),
         predecessor,
         xattrs,
         body[xattrs_end:],
         index,
-        unpack_slot_refs(body[_FIXED.size : head_end])[0] if flags & _HAS_HEAD else None,
+        unpack_slot_refs(body[_FIXED.size : head_end])[0] if flags & HAS_HEAD else None,
     )
     _check_names(record)
     return record

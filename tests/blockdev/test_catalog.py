@@ -183,6 +183,9 @@ class CatalogMachine(RuleBasedStateMachine):
         catalog = self.catalog
         assert catalog.count == len(self.records)
         assert sorted(r.name for r in catalog.scan()) == sorted(r.name for r in self.records.values())
+        assert {o.object_id: o.stamp for o in catalog.outlines()} == {
+            r.object_id: r.stamp for r in self.records.values()
+        }
         assert catalog.dirty_chunks() == self.dirty
         by_id: dict[bytes, Descriptor] = {r.object_id: r for r in self.records.values()}
         for object_id in IDS:

@@ -64,6 +64,16 @@ class TestRoundTrip:
         assert outline.slots[0] == record.ref
         assert set(outline.slots) == {record.ref, *stored}
 
+    @given(descriptors(kinds=tuple(NAMED_KINDS)))
+    def test_parts(self, record):
+        packed = layout.pack_descriptor(record)
+        assert layout.packed_kind(packed) is record.kind
+        assert layout.packed_object(packed) == record.object_id
+        assert layout.packed_parent(packed) == record.directory
+        assert layout.packed_place(packed) == (record.directory, record.name)
+        status = layout.packed_status(packed)
+        assert status._asdict() == {name: getattr(record, name) for name in status._fields}
+
     @given(descriptors())
     def test_page(self, record):
         page = layout.encode_descriptor(POOL, record)
@@ -226,6 +236,10 @@ class TestUntrusted:
         except FormatError:
             return
         assert outline.kind in Kind
+
+    def test_the_status_of_too_few_bytes(self):
+        with pytest.raises(FormatError):
+            layout.packed_status(bytes(100))
 
     @given(descriptors(), damage)
     def test_damaged_pages(self, record, how):
