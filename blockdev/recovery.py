@@ -456,6 +456,7 @@ class Recovery:
         files: list[tuple[Stamp, ObjectId]] = []
         classes = self._strand(result)
         policy_first = list(classes)
+        self._found = {}  # more than a KiB for each: what follows takes its place
         claims = Claims(self._media, self._space, self._scanned)
         special: list[Descriptor] = []
         for outline in self._catalog.outlines():
