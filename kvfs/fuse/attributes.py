@@ -45,7 +45,6 @@ class Attributes:
         entry.st_ino = pyfuse3.InodeT(inode.number)
         entry.st_nlink = 1
         entry.st_blksize = self._block_size
-        entry.entry_timeout = self._entry_timeout(inode)
         if inode.draft is not None:
             self._draft(entry, inode.draft)
         elif inode.packed is not None:
@@ -56,9 +55,12 @@ class Attributes:
             entry.st_mode = pyfuse3.ModeT(stat.S_IFREG)
             entry.st_nlink = 0
         if inode.is_directory:
+            entry.entry_timeout = PUBLISHED_TIMEOUT
             entry.st_nlink = 2
             if inode.mtime_ns:
                 entry.st_mtime_ns = entry.st_ctime_ns = inode.mtime_ns
+        else:
+            entry.entry_timeout = self._entry_timeout(inode)
         if inode.gone:
             entry.st_nlink = 0
         entry.st_atime_ns = inode.atime_ns or entry.st_mtime_ns
@@ -73,7 +75,7 @@ class Attributes:
 
     def _entry_timeout(self, inode: Inode) -> float:
         # While somebody writes to a published file, what its name leads to may change with every close.
-        if inode.is_directory or not self._volume.overlay.occupies(inode.parent):
+        if not self._volume.overlay.occupies(inode.parent):
             return PUBLISHED_TIMEOUT
         over = self._volume.overlay.get(*inode.place)
         draft = over.draft if over is not None else None
