@@ -19,6 +19,7 @@ from pathlib import Path
 from uuid import UUID
 
 from blockdev.catalog import Catalog
+from blockdev.layout import pack_descriptor
 from blockdev.stamps import age, is_directory
 from blockdev.types import (
     Descriptor,
@@ -193,6 +194,14 @@ class Catalogs:
             record = self.get(directory, name)
             if record is not None:
                 yield record
+
+    def entries(self, directory: DirectoryId, after: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """As `children`: names and packed records."""
+        if len(self._all) == 1 and not self._same:
+            yield from self._all[0].entries(directory, after)
+            return
+        for record in self.children(directory, after):
+            yield record.name, pack_descriptor(record)
 
     @staticmethod
     def _names(catalog: Catalog, directory: DirectoryId, after: bytes) -> Iterator[bytes]:

@@ -28,6 +28,7 @@ from blockdev.errors import (
     ChecksumError,
     DeviceError,
     Exists,
+    FormatError,
     IsDirectory,
     Missing,
     NoSpace,
@@ -226,6 +227,24 @@ class Pool:
 
     def _is_there(self, record: Descriptor) -> bool:
         return self.reachable(record) and self._suspects.get(record.object_id) != record.stamp
+
+    def entries(self, directory: DirectoryId, after: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """As `children`: names and packed records, of which `layout` reads parts without unpacking them."""
+        self._check_open()
+        return (
+            (name, packed)
+            for name, packed in self.catalog.entries(directory, after)
+            if self._is_reachable(packed)
+        )
+
+    def _is_reachable(self, packed: bytes) -> bool:
+        try:
+            outline = layout.outline_descriptor(packed)
+            if outline.is_plain:
+                return all(map(self.media.reaches, outline.slots))
+            return self.reachable(layout.unpack_descriptor(packed))
+        except FormatError:
+            return False
 
     def current(self, record: Descriptor) -> Descriptor | None:
         """What the object of `record` is now, under whatever name; None if it is gone."""

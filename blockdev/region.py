@@ -19,7 +19,7 @@ A pool may have 10^7 slots, so a region keeps arrays, 37 bytes a slot, and no ob
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
 from heapq import heappop, heappush
 from typing import Protocol
@@ -58,6 +58,10 @@ class SlotState(IntEnum):
     LIVE = 3
     LIMBO = 4
     BAD = 5
+
+
+Claim = tuple[SlotNo, ObjectId, Generation, int]
+"""What `Region.claim` is told: slot, owner, generation, sequence."""
 
 
 class Ledger(Protocol):
@@ -244,6 +248,29 @@ class Region:
         self.sequence[slot] = sequence
         self._set_live(slot, owner)
         return True
+
+    def claim_all(self, claims: Iterable[Claim]) -> list[ObjectId]:
+        """As `claim` for many slots at once; returns the owners of those that cannot be.
+
+        The ledger is not told: that is the caller's to do.
+        """
+        refused: list[ObjectId] = []
+        state, owners, chunks = self._state, self._owner, self._unknown_in_chunk
+        claimed = 0
+        for slot, owner, generation, sequence in claims:
+            if slot >= self.slots or state[slot] != SlotState.UNKNOWN:
+                if not self.claim(slot, owner, generation, sequence):
+                    refused.append(owner)
+                continue
+            state[slot] = SlotState.LIVE
+            self.generation[slot] = generation
+            self.sequence[slot] = sequence
+            owners[_ID_SIZE * slot : _ID_SIZE * (slot + 1)] = owner
+            chunks[slot // CHUNK_SLOTS] -= 1
+            claimed += 1
+        self.counts[SlotState.UNKNOWN] -= claimed
+        self.counts[SlotState.LIVE] += claimed
+        return refused
 
     def set_sequence(self, slot: SlotNo, sequence: int) -> None:
         """A record with this sequence was written. :raises IllegalTransition: it is older than the known one"""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
 from blockdev.errors import Unavailable
-from blockdev.region import IllegalTransition, Region, SlotState
+from blockdev.region import Claim, IllegalTransition, Region, SlotState
 from blockdev.shelf import Coldest, Shelf
 from blockdev.tally import SpaceTotals, Tally
 from blockdev.types import (
@@ -384,6 +384,18 @@ class Space:
         """
         region = self._regions.get(RegionId(ref.device, ref.region))
         return region is not None and region.claim(ref.slot, owner, ref.generation, sequence)
+
+    def claim_all(self, region_id: RegionId, claims: Sequence[Claim]) -> list[ObjectId]:
+        """As `claim` for many slots of a region; returns the owners of those that cannot be."""
+        region = self._regions.get(region_id)
+        if region is None:
+            return [owner for _, owner, _, _ in claims]
+        unknown = region.counts[SlotState.UNKNOWN]
+        refused = region.claim_all(claims)
+        count = unknown - region.counts[SlotState.UNKNOWN]
+        self._tally.move(region.slot_class, SlotState.UNKNOWN, SlotState.LIVE, count)
+        self._note_empty(region)
+        return refused
 
     def unknown_chunk(self, slot_class: SlotClass) -> tuple[RegionId, int] | None:
         """A chunk with slots whose record was not read yet: a place to look for free ones. Region after region."""

@@ -1,6 +1,6 @@
 """All regions together: who gets which slot, what is lost with a device, and sums that never scan."""
 
-# mypy: disable-error-code="arg-type, union-attr"
+# mypy: disable-error-code="arg-type, list-item, union-attr"
 # Plain numbers stand for those with units, here where the numbers are all there is.
 
 from __future__ import annotations
@@ -335,13 +335,16 @@ class SpaceMachine(RuleBasedStateMachine):
             model.states[slot] = SlotState.FREE if is_free else SlotState.LIVE
             model.generations[slot] = record.generation
 
-    @rule(region_id=region_ids, slot=st.integers(0, 2 * CHUNK_SLOTS))
-    def claim(self, region_id: RegionId, slot):
+    @rule(region_id=region_ids, slot=st.integers(0, 2 * CHUNK_SLOTS), alone=st.booleans())
+    def claim(self, region_id: RegionId, slot, alone):
         model = self.regions.get(region_id)
         exists = model is not None and slot < len(model.states)
         generation = model.generations[slot] if exists and model.states[slot] is SlotState.LIVE else 7
         ref = SlotRef(region_id.device, region_id.region, slot, generation)
-        done = self.space.claim(ref, OWNER)
+        if alone:
+            done = self.space.claim(ref, OWNER)
+        else:
+            done = not self.space.claim_all(region_id, [(slot, OWNER, generation, 0)])
         assert done == (exists and model.states[slot] in {SlotState.UNKNOWN, SlotState.LIVE})
         if done:
             model.states[slot] = SlotState.LIVE

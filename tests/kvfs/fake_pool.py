@@ -12,6 +12,7 @@ import trio
 from xxhash import xxh3_64_intdigest
 
 from blockdev.errors import ChecksumError, Exists, IsDirectory, Missing, NoSpace, NotEmpty, Raced
+from blockdev.layout import pack_descriptor
 from blockdev.publication import NewObject
 from blockdev.types import (
     PAGE,
@@ -82,17 +83,17 @@ class FakePool:
                 return record
         return None
 
-    def children(self, directory: DirectoryId, after: bytes = b"") -> Iterator[Descriptor]:
+    def entries(self, directory: DirectoryId, after: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         found = [r for r in self._records.values() if r.directory == directory and r.name > after]
         for record in sorted(found, key=lambda record: record.name):
             if record.object_id in self._records:
-                yield record
+                yield record.name, pack_descriptor(record)
 
     def directory(self, directory: DirectoryId) -> Descriptor | None:
         return self._records.get(ObjectId(directory))
 
     def is_empty(self, directory: DirectoryId) -> bool:
-        return next(self.children(directory), None) is None
+        return next(self.entries(directory), None) is None
 
     # reading
 
