@@ -101,7 +101,8 @@ class OpenOptions:
     domain: str
     flush: bool = False
     readonly: bool = False
-    grace: float = 0.0
+    grace: Callable[[], float] = lambda: 0.0
+    """Seconds for which a freed slot is not used again, asked at each."""
     writer_is_live: bool = False
     """Read-only: another process keeps the catalogue current."""
     boot_id: str = field(default_factory=lambda: Path("/proc/sys/kernel/random/boot_id").read_text().strip())

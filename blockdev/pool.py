@@ -38,7 +38,7 @@ from blockdev.eviction import Policy
 from blockdev.forks import ends_in_children
 from blockdev.locks import KeyedLocks
 from blockdev.media import Media
-from blockdev.pool_figures import PoolCounters, PoolStatistics, RoomTotals
+from blockdev.pool_figures import LimboTotals, PoolCounters, PoolStatistics, RoomTotals
 from blockdev.publication import NewObject, directory_mode, moved, symlink_mode
 from blockdev.publisher import OWED_ROOM, Consumed, Publisher
 from blockdev.reading import Reader
@@ -524,12 +524,18 @@ class Pool:
             held=min(space.live, self._versions.pins.bytes) + space.reserved,
         )
 
+    def _limbo_totals(self) -> LimboTotals:
+        space, counters = self._space.totals(), self._room.limbo.counters
+        slots = sum(totals.limbo for totals in space.classes)
+        return LimboTotals(slots, space.limbo, counters.waits, counters.seconds)
+
     def statistics(self) -> PoolStatistics:
         """A snapshot of counters and sums."""
         return PoolStatistics(
             pool=replace(self._counters),
             reads=replace(self._reader.counters),
             room=replace(self._room.counters),
+            limbo=self._limbo_totals(),
             space=self._space.totals(),
             totals=self.totals(),
             objects=self.catalog.count,

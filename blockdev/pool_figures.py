@@ -36,6 +36,18 @@ class RoomTotals(NamedTuple):
     """Reserved by writers or pinned by readers: what cannot be evicted now."""
 
 
+class LimboTotals(NamedTuple):
+    """Freed slots that may not be used again yet, and what that cost."""
+
+    slots: int
+    bytes: int
+    """Of payload."""
+    waits: int
+    """Times a writer waited for them: back-pressure."""
+    waited_seconds: float
+    """In all of these waits."""
+
+
 @dataclass(frozen=True, slots=True)
 class PoolStatistics:
     """A snapshot; counters are since the pool was opened."""
@@ -43,6 +55,7 @@ class PoolStatistics:
     pool: PoolCounters
     reads: ReadCounters
     room: RoomCounters
+    limbo: LimboTotals
     space: SpaceTotals
     totals: RoomTotals
     objects: int

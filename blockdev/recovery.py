@@ -414,7 +414,7 @@ class Recovery:
             stopped = stopped or (named and not done)
             if done:
                 freed.add(record.ref)
-        await self._room.flush_freed()  # what replaced it may leave before the next flush
+        await self._room.limbo.flush()  # what replaced it may leave before the next flush
         return freed
 
     def _note_left_over(

@@ -1,6 +1,6 @@
 """Where new bytes go: finds a free slot, and makes one when there is none.
 
-Making room, in the order of what it costs: slots whose time in limbo is over, descriptors not looked at since the
+Making room, in the order of what it costs: slots that may leave limbo, descriptors not looked at since the
 pool was opened, regions never used, regions of other classes with nothing left in them, the least recently used
 objects of the class, a whole colder region of another class.
 """
@@ -19,6 +19,7 @@ import trio
 from blockdev.catalog import Catalog
 from blockdev.errors import DeviceError, DeviceTimeout, FormatError, NoSpace, Unavailable
 from blockdev.eviction import Policy
+from blockdev.limbo import Limbo
 from blockdev.locks import KeyedLocks
 from blockdev.media import Media
 from blockdev.region import Region, SlotState
@@ -62,8 +63,6 @@ class RoomCounters:
     """Regions formatted."""
     repurposed: int = 0
     """Regions emptied and given another slot class."""
-    limbo_waits: int = 0
-    """Times a writer waited for the grace of freed slots: back-pressure."""
     failed: int = 0
     """Slots that could not be freed on media."""
 
@@ -74,13 +73,14 @@ class RoomOptions:
 
     :ivar member: who writes, recorded in the headers of formatted regions
     :ivar flush: freed slots are reused only after their invalidation was flushed (`durability: flush`)
-    :ivar grace: seconds between the invalidation of a slot and its reuse
+    :ivar grace: seconds between the invalidation of a slot and its reuse, asked at each; 0 while no other member may
+        be reading
     """
 
     member: UUID
     extent_class: SlotClass
     flush: bool
-    grace: float
+    grace: Callable[[], float]
 
 
 class Room:
@@ -106,10 +106,7 @@ class Room:
         """Reservations under way that did not find a free slot."""
         self._formatting = trio.Lock()
         self._dirty = set(catalog.dirty_chunks())
-        self._unflushed: set[SlotAddress] = set()
-        """Slots in limbo whose invalidation is not durable yet."""
-        self._flushing = trio.Lock()
-        self._held: dict[SlotAddress, Callable[[], bool]] = {}
+        self.limbo = Limbo(media, space, options.grace, flush=options.flush)
         self._late: set[SlotAddress] = set()
         """Slots whose descriptor may yet change, since a write was given up: not to be written again."""
         self.evict: Evict = _evict_nothing
@@ -138,9 +135,10 @@ class Room:
 
         :raises NoSpace: nothing more may be evicted
         """
-        ref = self._space.take(slot_class)
-        if ref is not None:
-            return ref
+        if self._space.slots(slot_class, SlotState.FREE) > self._wanted[slot_class]:  # else others are first
+            ref = self._space.take(slot_class)
+            if ref is not None:
+                return ref
         self._wanted[slot_class] += 1
         try:
             async with self._searching.hold(slot_class):
@@ -171,6 +169,7 @@ class Room:
     def give_back(self, ref: SlotRef) -> None:
         """Undo `reserve`: nothing was published in the slot."""
         self._space.give_back(ref)
+        self.limbo.wake()
 
     def quarantine(self, ref: SlotRef) -> None:
         """Do not use a slot again, if it is in this use."""
@@ -202,54 +201,15 @@ class Room:
         Each step may be cancelled: what it was about to change is then as before.
         """
         return (
-            await self._reap()
+            await self.limbo.reap()
             or await self._load_unknown(slot_class)
             or await self._format_unused(slot_class)
             or await self._take_empty(slot_class)
             or await self._wait_for_enough(slot_class)
             or await self._evict_or_repurpose(slot_class)
-            or await self._wait_for_any()
+            or await self._empty_inline(slot_class)
+            or await self._wait_for_any(slot_class)
         )
-
-    async def _reap(self) -> bool:
-        await self.flush_freed()
-        return bool(self._space.reap(trio.current_time(), self._is_held))
-
-    async def flush_freed(self) -> None:
-        """With `durability: flush`, make the invalidations so far durable.
-
-        A device that cannot is lost, and none of its slots are handed out.
-        """
-        async with self._flushing:  # who has discarded a slot may not find that another discards it later
-            for device in {address.device for address in self._unflushed}:
-                freed = [address for address in self._unflushed if address.device == device]
-                try:
-                    await self._media.flush([device])
-                except (DeviceError, Unavailable):
-                    self._unflushed.difference_update(freed)
-                    continue
-                for address in freed:
-                    if address not in self._held:
-                        await self._discard(address)
-                    self._unflushed.discard(address)
-
-    async def _discard(self, address: SlotAddress) -> None:
-        """Tell the device that nobody needs a payload, while nobody can be given its slot."""
-        try:
-            await self._media.discard_payload(address)
-        except DeviceTimeout:
-            self._space.quarantine(address)
-
-    def _is_held(self, address: SlotAddress) -> bool:
-        if address in self._unflushed:
-            return True
-        pinned = self._held.get(address)
-        if pinned is None:
-            return False
-        if pinned():
-            return True
-        del self._held[address]
-        return False
 
     async def _load_unknown(self, slot_class: SlotClass) -> bool:
         found = self._space.unknown_chunk(slot_class)
@@ -295,6 +255,7 @@ class Room:
         formatted = Region.formatted(region, slot_class, header.epoch, slots)
         formatted.last_used = trio.current_time()  # not to be taken for another class before it was of use
         self._space.add_region(formatted)
+        self.limbo.wake()
 
     # ── making room by letting objects go ────────────────────────────────────────────────────────────────
 
@@ -317,7 +278,7 @@ class Room:
         for candidate in self._policy.victims(slot_class):
             if await self.evict(candidate):
                 return True
-        return await self._empty_inline(slot_class)
+        return False
 
     async def _empty_inline(self, slot_class: SlotClass) -> bool:
         """Take a region from the small files, which may have taken all. The last resort: it may hold 10^6 of them."""
@@ -368,29 +329,24 @@ class Room:
         for owner in list(region.owners()):
             if not await self.evict(owner):
                 return False
-        ready = region.next_ready()
-        if ready is not None and ready > trio.current_time():
-            await self._wait_until(ready)
-        await self._reap()
+        await self.limbo.drain(region)
         return True
 
     async def _wait_for_enough(self, slot_class: SlotClass) -> bool:
-        """Wait if as many slots as are wanted will be free by themselves: letting more objects go would be a waste."""
-        if self._space.resting(slot_class) < self._wanted[slot_class]:
+        """Wait if enough slots will be free by themselves: letting more objects go would be a waste."""
+        if not self.limbo.has_enough(slot_class, self._wanted[slot_class]):
             return False
-        return await self._wait_until(self._space.next_ready(slot_class))
+        return await self._wait_until(self._space.next_ready(slot_class), slot_class)
 
-    async def _wait_for_any(self) -> bool:
+    async def _wait_for_any(self, slot_class: SlotClass) -> bool:
         """Wait for slots of any class, since a region that is empty by then can change its class."""
         ready = [r for c in SlotClass if (r := self._space.next_ready(c)) is not None]
-        return await self._wait_until(min(ready, default=None))
+        return await self._wait_until(min(ready, default=None), slot_class)
 
-    async def _wait_until(self, ready: float | None) -> bool:
+    async def _wait_until(self, ready: float | None, slot_class: SlotClass) -> bool:
         if ready is None or math.isinf(ready):
             return False
-        self.counters.limbo_waits += 1
-        await trio.sleep_until(ready)
-        return await self._reap()
+        return await self.limbo.wait(ready, slot_class)
 
     # ── records on media ─────────────────────────────────────────────────────────────────────────────────
 
@@ -464,14 +420,7 @@ class Room:
                 self.counters.failed += 1
                 self._space.quarantine(ref.address)
             return False
-        pinned = held is not None and held()
-        if held is not None and pinned:
-            self._held[ref.address] = held
-        if self._options.flush:
-            self._unflushed.add(ref.address)
-        elif not pinned:
-            await self._discard(ref.address)
-        self._space.free(ref, generation, free.sequence, trio.current_time() + self._options.grace)
+        await self.limbo.enter(ref, generation, free.sequence, held)
         return True
 
     async def _is_over(self, ref: SlotRef) -> bool:
@@ -489,8 +438,8 @@ class Room:
         try:
             if self._media.header(RegionId(ref.device, ref.region)).epoch != ref.generation >> 32:
                 return True  # the region was formatted since: no record of that time is believed
-            if ref.address in self._unflushed:
-                await self.flush_freed()
+            if ref.address in self.limbo.unflushed:
+                await self.limbo.flush()
             record = await self._media.read_descriptor(ref.address)
         except (DeviceError, Unavailable):
             return False

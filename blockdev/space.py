@@ -32,6 +32,8 @@ from blockdev.types import (
 
 __all__ = ["Space", "SpaceTotals"]
 
+_USABLE = tuple(state for state in SlotState if state is not SlotState.BAD)
+
 
 class Space:
     """The slots of one member's regions."""
@@ -293,6 +295,10 @@ class Space:
     def resting(self, slot_class: SlotClass) -> int:
         """How many slots of the class leave limbo at a known time."""
         return sum(region.resting for region in self._limbo.values() if region.slot_class == slot_class)
+
+    def slots(self, slot_class: SlotClass, *states: SlotState) -> int:
+        """How many slots of a class are in these states; of all that can be used, without `states`."""
+        return self._tally.slots(slot_class, *(states or _USABLE))
 
     def quarantine(self, place: SlotAddress | SlotRef) -> None:
         """Do not use the slot until its region is formatted.

@@ -68,6 +68,11 @@ class Tally:
         counts[before] -= 1
         counts[after] += 1
 
+    def slots(self, slot_class: SlotClass, *states: SlotState) -> int:
+        """How many slots of a class are in these states."""
+        counts = self._slots[slot_class]
+        return sum(counts[state] for state in states)
+
     def totals(self, unused_regions: int) -> SpaceTotals:
         """The sums as they are now."""
         return SpaceTotals(

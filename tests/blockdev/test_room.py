@@ -271,20 +271,20 @@ async def test_slots_rest_before_they_are_used_again(
 ) -> None:
     """Also when the room is wanted for another class; no more is let go than is needed."""
     bench = await made(tmp_path)
-    async with bench.pool(grace=10.0) as pool:
+    async with bench.pool(grace=lambda: 10.0) as pool:
         for number in range(12):
             await put(pool, b"%02d" % number, EXTENT)
         began = trio.current_time()
         await put(pool, b"x", size)
         assert trio.current_time() - began == 10
-        assert pool.statistics().room.limbo_waits == 1
+        assert pool.statistics().limbo.waits == 1
         assert await seen(pool, b"x") is not None
         assert pool.statistics().pool.evicted == (1 if size == EXTENT else 3)
 
 
 async def test_as_many_go_as_are_wanted_at_once(tmp_path: Path, autojump_clock: MockClock) -> None:
     bench = await made(tmp_path)
-    async with bench.pool(grace=10.0) as pool:
+    async with bench.pool(grace=lambda: 10.0) as pool:
         for number in range(12):
             await put(pool, b"%02d" % number, EXTENT)
         began = trio.current_time()
@@ -297,7 +297,7 @@ async def test_as_many_go_as_are_wanted_at_once(tmp_path: Path, autojump_clock: 
 
 async def test_who_waits_for_a_slot_may_give_up(tmp_path: Path, autojump_clock: MockClock) -> None:
     bench = await made(tmp_path)
-    async with bench.pool(grace=10.0) as pool:
+    async with bench.pool(grace=lambda: 10.0) as pool:
         for number in range(12):
             await put(pool, b"%02d" % number, EXTENT)
         with trio.move_on_after(5) as scope:
@@ -345,7 +345,7 @@ async def test_what_is_read_is_not_discarded(tmp_path: Path) -> None:
             pool.pin(record)
             await pool.remove(record)
             pool.give_back(await pool.reserve(EXTENT))
-            await pool._room.flush_freed()
+            await pool._room.limbo.flush()
             assert bench.devices[0].operations[Operation.DISCARD] == 0
             assert await content(pool, record) == pattern(EXTENT, b"x")
             pool.unpin(record)
