@@ -39,6 +39,7 @@ from blockdev.errors import (
 from blockdev.eviction import Lru, Policy
 from blockdev.media import Attached, Media
 from blockdev.memory import page_buffer
+from blockdev.pace import Pace
 from blockdev.pool import Parts, Pool
 from blockdev.reading import Reader
 from blockdev.recovery import Contradiction, Recovered, Recovery, fill_space
@@ -451,7 +452,8 @@ class _Opener:
         options, superblock = self.options, self.superblock
         space = Space()
         self.policy = options.policy()
-        reader = Reader(self.media, superblock.extent_class.payload_size)
+        pace = Pace()
+        reader = Reader(self.media, superblock.extent_class.payload_size, pace)
         room = RoomOptions(_new_uuid(), superblock.extent_class, options.flush, options.grace)
         self.room = Room(self.media, space, self.catalog, self.policy, room)
         damaged = fill_space(self.media, space, len(superblock.devices))
