@@ -23,6 +23,7 @@ from uuid import UUID
 import trio
 
 from blockdev import layout
+from blockdev.ahead import Ahead
 from blockdev.catalog import Catalog, Trust
 from blockdev.debts import Debts
 from blockdev.device import Device
@@ -39,7 +40,6 @@ from blockdev.errors import (
 from blockdev.eviction import Lru, Policy
 from blockdev.media import Attached, Media
 from blockdev.memory import page_buffer
-from blockdev.pace import Pace
 from blockdev.pool import Parts, Pool
 from blockdev.reading import Reader
 from blockdev.recovery import Contradiction, Recovered, Recovery, fill_space
@@ -375,6 +375,7 @@ async def open_pool(devices: Sequence[Device], folder: Path, options: OpenOption
             async with background() as nursery:
                 if not options.readonly:
                     nursery.start_soon(_keep_committing, catalog)
+                    nursery.start_soon(opener.ahead.run)
                 yield Opened(pool, recovered, missing)
         finally:
             pool.close()
@@ -429,6 +430,7 @@ class _Opener:
     options: OpenOptions
     policy: Policy = field(init=False)
     room: Room = field(init=False)
+    ahead: Ahead = field(init=False)
 
     def begin_session(self) -> None:
         """From here on the catalogue follows the devices that are there now. :raises OSError:"""
@@ -452,10 +454,10 @@ class _Opener:
         options, superblock = self.options, self.superblock
         space = Space()
         self.policy = options.policy()
-        pace = Pace()
-        reader = Reader(self.media, superblock.extent_class.payload_size, pace)
+        reader = Reader(self.media, superblock.extent_class.payload_size)
         room = RoomOptions(_new_uuid(), superblock.extent_class, options.flush, options.grace)
         self.room = Room(self.media, space, self.catalog, self.policy, room)
+        self.ahead = Ahead(self.room, space, self.media)
         damaged = fill_space(self.media, space, len(superblock.devices))
         recovery = Recovery(self.media, self.catalog, space, reader, None if options.readonly else self.room)
         recovered = await recovery.run(trust, self.policy)

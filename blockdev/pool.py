@@ -461,7 +461,7 @@ class Pool:
 
     # ── leaving unasked ──────────────────────────────────────────────────────────────────────────────────
 
-    async def _evict(self, object_id: ObjectId) -> bool:
+    async def _evict(self, object_id: ObjectId, *, ahead: bool = False) -> bool:
         with trio.CancelScope(shield=True):
             if self._versions.is_stranded(object_id):
                 await self._versions.drop_stranded(object_id)
@@ -473,6 +473,7 @@ class Pool:
                 self._counters.evicted += 1
                 self._counters.evicted_bytes += record.size
                 self._counters.evicted_unread += object_id in self._versions.unread
+                self._counters.evicted_ahead += ahead
                 await self._versions.leave(record)
             self._tell_gone(record)
         return True

@@ -22,6 +22,8 @@ class PoolCounters:
     evicted_bytes: int = 0
     evicted_unread: int = 0
     """Evicted without having been used since they were stored or the pool was opened."""
+    evicted_ahead: int = 0
+    """Evicted before anybody waited for the room."""
     quarantined: int = 0
     """Objects dropped because their bytes were wrong."""
 

@@ -11,7 +11,6 @@ from xxhash import xxh3_64_intdigest
 from blockdev import layout
 from blockdev.errors import ChecksumError, Raced
 from blockdev.media import Media, PageBuffers, padded
-from blockdev.pace import Pace
 from blockdev.publication import extent_length
 from blockdev.types import HOLE, Descriptor, ExtentRef, RegionId, SlotRef
 
@@ -29,16 +28,14 @@ class ReadCounters:
 class Reader:
     """Reads objects of one pool.
 
-    :param pace: is told of what is read because somebody waits for it, and asked before anything else is
     :ivar extent_size: bytes per extent
     """
 
     _KEEP_EXTENTS = 1 << 18
     """Most extents in lists that are kept after they were read from index slots; about 50 MB."""
 
-    def __init__(self, media: Media, extent_size: int, pace: Pace) -> None:
+    def __init__(self, media: Media, extent_size: int) -> None:
         self._media = media
-        self._pace = pace
         self.extent_size = extent_size
         self._buffers = PageBuffers()
         self._lists: OrderedDict[SlotRef, tuple[ExtentRef, ...]] = OrderedDict()
@@ -122,7 +119,7 @@ class Reader:
         :raises Raced: the slot was reused meanwhile
         :raises Unavailable, DeviceError:
         """
-        with self._pace.demand():
+        with self._media.pace.demand():
             return await self._read_extent(head, index, into)
 
     async def _read_extent(self, head: Descriptor, index: int, into: memoryview) -> int:
@@ -176,7 +173,7 @@ class Reader:
         """Read all of an object, in the background. :raises ChecksumError, Raced, Unavailable, DeviceError:"""
         extents: Sequence[ExtentRef] = await self.extents(head)
         for index in range(len(extents)):
-            async with self._pace.turn():
+            async with self._media.pace.turn():
                 with self._buffers.take(self.extent_size) as buffer:
                     await self._read_extent(head, index, buffer)
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 from uuid import UUID
 
 import trio
@@ -28,6 +29,7 @@ from blockdev.types import (
     CHUNK_SLOTS,
     EXTENT_CLASSES,
     Descriptor,
+    DeviceNo,
     DirtyChunk,
     Epoch,
     Generation,
@@ -49,8 +51,15 @@ _FEW = 64
 _CHUNKS = 8
 """Chunks of small files' records that are read for each object that must go, while there are some not looked at."""
 
-Evict = Callable[[ObjectId], Awaitable[bool]]
-"""Let an object go; False if it may not go now."""
+
+class Evict(Protocol):
+    async def __call__(self, object_id: ObjectId, *, ahead: bool = False) -> bool:
+        """Let an object go; False if it may not go now.
+
+        :param ahead: nobody waits for its room yet
+        """
+
+
 MayGo = Callable[[ObjectId], bool]
 """Whether it makes sense to ask for it."""
 Find = Callable[[Descriptor], bool]
@@ -61,6 +70,8 @@ Find = Callable[[Descriptor], bool]
 class RoomCounters:
     formatted: int = 0
     """Regions formatted."""
+    formatted_ahead: int = 0
+    """Of these, before anybody waited for one."""
     repurposed: int = 0
     """Regions emptied and given another slot class."""
     failed: int = 0
@@ -112,6 +123,8 @@ class Room:
         self.evict: Evict = _evict_nothing
         self.may_go: MayGo = lambda _: False
         self.found: Find = lambda _: False
+        self.on_reserve: Callable[[SlotClass], None] = lambda _: None
+        """Called with each slot that is wanted."""
         self.counters = RoomCounters()
 
     @property
@@ -135,6 +148,7 @@ class Room:
 
         :raises NoSpace: nothing more may be evicted
         """
+        self.on_reserve(slot_class)
         if self._space.slots(slot_class, SlotState.FREE) > self._wanted[slot_class]:  # else others are first
             ref = self._space.take(slot_class)
             if ref is not None:
@@ -153,6 +167,10 @@ class Room:
                     f"no room for {slot_class.payload_size or 'inline'} bytes: all that is left is in use"
                 )
         return ref
+
+    def waiting(self, slot_class: SlotClass) -> int:
+        """How many wait for a slot of this class."""
+        return self._wanted[slot_class]
 
     def take(self, slot_class: SlotClass) -> SlotRef | None:
         """A slot as from `reserve`, if one is free."""
@@ -211,6 +229,14 @@ class Room:
             or await self._wait_for_any(slot_class)
         )
 
+    async def advance(self, slot_class: SlotClass) -> bool:
+        """Let go, or find, what gives free slots of a class, without waiting for any; False if nothing does."""
+        return (
+            await self._load_unknown(slot_class)
+            or await self._take_empty(slot_class)
+            or await self._evict_or_repurpose(slot_class, ahead=True)
+        )
+
     async def _load_unknown(self, slot_class: SlotClass) -> bool:
         found = self._space.unknown_chunk(slot_class)
         if found is None:
@@ -240,9 +266,21 @@ class Room:
                     await self._format(region, slot_class)
             return lacking > 0
 
+    async def format_ahead(self, slot_class: SlotClass, device: DeviceNo) -> None:
+        """Format an unused region of a device, if there still is one."""
+        async with self._formatting:
+            others = set(self._space.unused_devices()) - {device}
+            region = self._space.unused_region(slot_class, avoid=others)
+            if region is not None:
+                before = self.counters.formatted
+                await self._format(region, slot_class)
+                self.counters.formatted_ahead += self.counters.formatted - before
+
     async def _format(self, region: RegionId, slot_class: SlotClass) -> None:
         try:
-            header = await self._media.format_region(region, slot_class, self._options.member)
+            header = await self._media.format_region(
+                region, slot_class, self._options.member, lambda: self._wanted.total() > 0
+            )
             slots = self._media.geometry(region).slots
         except (DeviceError, Unavailable) as error:
             log.warning("region %s of device %s cannot be formatted (%s): not used", *region[::-1], error)
@@ -268,15 +306,15 @@ class Room:
         empty = self._space.empty_region(slot_class, before, self._may_go_whole)
         return empty is not None and await self._repurpose(empty, slot_class)
 
-    async def _evict_or_repurpose(self, slot_class: SlotClass) -> bool:
+    async def _evict_or_repurpose(self, slot_class: SlotClass, *, ahead: bool = False) -> bool:
         victims = self._policy.victims(slot_class)
         victim = next(victims, None)
         before = math.inf if victim is None else self._policy.last_used(victim)
         coldest = self._space.coldest_region(slot_class, self._may_empty, before)
-        if coldest is not None and await self._repurpose(coldest, slot_class):
+        if coldest is not None and await self._repurpose(coldest, slot_class, ahead=ahead):
             return True
         for candidate in self._policy.victims(slot_class):
-            if await self.evict(candidate):
+            if await self.evict(candidate, ahead=ahead):
                 return True
         return False
 
@@ -302,7 +340,7 @@ class Room:
             return False
         return all(owner in self._policy and self.may_go(owner) for owner in region.owners())
 
-    async def _repurpose(self, region_id: RegionId, slot_class: SlotClass) -> bool:
+    async def _repurpose(self, region_id: RegionId, slot_class: SlotClass, *, ahead: bool = False) -> bool:
         """Give a region to another class; False if something in it stays."""
         epoch = self._space.region(region_id).epoch
         async with self._formatting:
@@ -314,7 +352,7 @@ class Room:
             try:
                 if region.epoch != epoch:
                     return True  # another class was faster
-                emptied = await self._empty(region)
+                emptied = await self._empty(region, ahead=ahead)
             finally:
                 self._space.reopen_region(region_id)
             if not (emptied and region.is_empty and region.ledger):
@@ -324,10 +362,10 @@ class Room:
             self.counters.repurposed += 1
             return True
 
-    async def _empty(self, region: Region) -> bool:
+    async def _empty(self, region: Region, *, ahead: bool) -> bool:
         """Let go what is in a region; False if something stays."""
         for owner in list(region.owners()):
-            if not await self.evict(owner):
+            if not await self.evict(owner, ahead=ahead):
                 return False
         await self.limbo.drain(region)
         return True
@@ -458,5 +496,5 @@ class Room:
             self._dirty.add(chunk)
 
 
-async def _evict_nothing(object_id: ObjectId) -> bool:
+async def _evict_nothing(object_id: ObjectId, *, ahead: bool = False) -> bool:
     return False

@@ -118,12 +118,23 @@ class Space:
         """Whether `take` would find a slot."""
         return bool(self._shelves[slot_class])
 
+    @property
+    def has_unused(self) -> bool:
+        """Whether there is a region without a class."""
+        return any(self._unused.values())
+
+    def unused_devices(self) -> list[DeviceNo]:
+        """Devices with a region without a class."""
+        return [device for device, numbers in self._unused.items() if numbers]
+
+    def free_on(self, device: DeviceNo, slot_class: SlotClass) -> int:
+        """How many slots of a class `take` would find on a device."""
+        return self._shelves[slot_class].free_on(device)
+
     def lacking_devices(self, slot_class: SlotClass) -> list[DeviceNo]:
         """Devices with unused regions but without a free slot of the class: takes are not striped over them."""
         shelf = self._shelves[slot_class]
-        return [
-            device for device, numbers in self._unused.items() if numbers and not shelf.has_device(device)
-        ]
+        return [device for device in self.unused_devices() if not shelf.has_device(device)]
 
     def coldest_region(
         self,
