@@ -37,7 +37,7 @@ from blockdev.errors import (
     Unavailable,
     WrongDomain,
 )
-from blockdev.eviction import Lru, Policy
+from blockdev.eviction import Lru, Policy, TemporaryFirst
 from blockdev.media import Attached, Media
 from blockdev.memory import page_buffer
 from blockdev.pool import Parts, Pool
@@ -97,6 +97,8 @@ class OpenOptions:
     :ivar wall_ns: the wall clock, ns since 1970
     :ivar entropy: random bytes for identities
     :ivar policy: makes the eviction policy
+    :ivar is_temporary: whether a name is one that its writer means to change soon: what keeps it for 10 minutes is evicted
+        before anything else
     """
 
     domain: str
@@ -110,6 +112,7 @@ class OpenOptions:
     wall_ns: Callable[[], int] = time.time_ns
     entropy: Callable[[int], bytes] = secrets.token_bytes
     policy: Callable[[], Policy] = Lru
+    is_temporary: Callable[[bytes], bool] = lambda _: False
 
 
 # ── superblocks ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -453,7 +456,7 @@ class _Opener:
     async def _recover(self, trust: Trust) -> tuple[Pool, Recovered]:
         options, superblock = self.options, self.superblock
         space = Space()
-        self.policy = options.policy()
+        self.policy = TemporaryFirst(options.policy(), options.is_temporary, options.wall_ns)
         reader = Reader(self.media, superblock.extent_class.payload_size)
         room = RoomOptions(_new_uuid(), superblock.extent_class, options.flush, options.grace)
         self.room = Room(self.media, space, self.catalog, self.policy, room)

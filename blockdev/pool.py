@@ -16,6 +16,7 @@ Locks: names before objects, each kind in one order; eviction only tries.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple, TypedDict, Unpack
@@ -372,6 +373,8 @@ class Pool:
         head = await self._rewrite(moved(current, *target, stamp, owed))
         self.catalog.delete(current.directory, current.name)
         self._versions.remember(head)
+        if head.kind is Kind.HEAD:
+            self._versions.renamed(head)
         if old is not None:
             await self._versions.replaced(old, head)
         return head
@@ -474,9 +477,13 @@ class Pool:
                 self._counters.evicted_bytes += record.size
                 self._counters.evicted_unread += object_id in self._versions.unread
                 self._counters.evicted_ahead += ahead
+                self._counters.evicted_temporary += self._is_overdue(object_id)
                 await self._versions.leave(record)
             self._tell_gone(record)
         return True
+
+    def _is_overdue(self, object_id: ObjectId) -> bool:
+        return object_id in self._policy and self._policy.last_used(object_id) == -math.inf
 
     async def _may_go(self, record: Descriptor) -> bool:
         pins = self._versions.pins

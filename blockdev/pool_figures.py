@@ -24,6 +24,8 @@ class PoolCounters:
     """Evicted without having been used since they were stored or the pool was opened."""
     evicted_ahead: int = 0
     """Evicted before anybody waited for the room."""
+    evicted_temporary: int = 0
+    """Evicted because they still had a temporary file's name long after they were written."""
     quarantined: int = 0
     """Objects dropped because their bytes were wrong."""
 

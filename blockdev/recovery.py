@@ -461,6 +461,7 @@ class Recovery:
             self._note_debts(record, result)
             if record.kind is Kind.HEAD and (its_classes := self._media.classes(slots)):
                 files.append((record.stamp, record.object_id))
+                policy.named(record.object_id, record.name, record.stamp)
                 classes[record.object_id] = its_classes
         order = [*policy_first, *self._catalog.load_order(), *(object_id for _, object_id in sorted(files))]
         for object_id in order:

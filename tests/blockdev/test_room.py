@@ -351,6 +351,46 @@ async def test_what_is_read_is_not_discarded(tmp_path: Path) -> None:
             pool.unpin(record)
 
 
+# ── what goes first ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def is_temporary(name: bytes) -> bool:
+    return name.endswith(b".tmp")
+
+
+async def test_temporary_files_that_nobody_renames_go_first(tmp_path: Path) -> None:
+    """Also after the pool was opened again, and however often they were used."""
+    bench = await made(tmp_path)
+    async with bench.pool(is_temporary=is_temporary) as pool:
+        names = [b"%02d" % number for number in range(9)]
+        for name in names:
+            await put(pool, name, EXTENT)
+        for name in (b"dead.tmp", b"late.tmp", b"renamed.tmp"):
+            await put(pool, name, EXTENT)
+        bench.now += 590 * 10**9
+        renamed = pool.lookup(ROOT, b"renamed.tmp")
+        assert renamed is not None
+        await pool.rename(renamed, ROOT, b"renamed")
+        await put(pool, b"a", EXTENT)
+        assert pool.lookup(ROOT, names[0]) is None, "not yet"
+    bench.now += 20 * 10**9
+    async with bench.pool(is_temporary=is_temporary) as pool:
+        late = pool.lookup(ROOT, b"late.tmp")
+        dead = pool.lookup(ROOT, b"dead.tmp")
+        assert late is not None
+        assert dead is not None
+        pool.touch(dead)
+        await pool.rename(late, ROOT, b"still.tmp")
+        await put(pool, b"b", EXTENT)
+        await put(pool, b"c", EXTENT)
+        assert named(pool) == sorted([*names[2:], b"a", b"b", b"c", b"renamed", b"still.tmp"])
+        assert pool.statistics().pool.evicted_temporary == 1
+        bench.now += 610 * 10**9
+        await put(pool, b"d", EXTENT)
+        assert pool.lookup(ROOT, b"still.tmp") is None
+        assert pool.statistics().pool.evicted_temporary == 2
+
+
 # ── tombstones ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
