@@ -62,6 +62,7 @@ class Ahead:
             self._wanted = trio.Event()
             while wanted := [c for c in SlotClass if self._demand.per_second(c, trio.current_time())]:
                 await trio.sleep(_PERIOD)
+                await self._spare_for_small_files()
                 for slot_class in wanted:
                     await self._provide(slot_class)
 
@@ -119,6 +120,13 @@ class Ahead:
                 began = trio.current_time()
                 await self._room.format_ahead(slot_class, device)
                 self._format_seconds = trio.current_time() - began
+
+    async def _spare_for_small_files(self) -> None:
+        """Give them a region before large files have taken all."""
+        if self._space.spares_one and not self._space.slots(SlotClass.INLINE):
+            with self._failures_put_off(SlotClass.INLINE):
+                for device in self._space.unused_devices()[:1]:
+                    await self._room.format_ahead(SlotClass.INLINE, device)
 
     def _needed_on(self, device: DeviceNo, slot_class: SlotClass) -> int:
         """How many slots of a device will be taken while a region is formatted there."""

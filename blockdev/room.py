@@ -338,6 +338,8 @@ class Room:
     def _may_go_whole(self, region: Region) -> bool:
         if region.counts[SlotState.LIMBO] or self._media.may_change(region.id):
             return False
+        if self._space.is_spared(region):
+            return False
         return all(owner in self._policy and self.may_go(owner) for owner in region.owners())
 
     async def _repurpose(self, region_id: RegionId, slot_class: SlotClass, *, ahead: bool = False) -> bool:

@@ -32,6 +32,8 @@ from blockdev.types import (
 
 __all__ = ["Space", "SpaceTotals"]
 
+_MANY = 16
+"""Regions."""
 _USABLE = tuple(state for state in SlotState if state is not SlotState.BAD)
 
 
@@ -117,6 +119,19 @@ class Space:
     def has_free(self, slot_class: SlotClass) -> bool:
         """Whether `take` would find a slot."""
         return bool(self._shelves[slot_class])
+
+    @property
+    def spares_one(self) -> bool:
+        """Whether there are so many regions that one is kept for directories and small files, whoever is short of room.
+
+        Else a pool full of what may not go takes no directory either.
+        """
+        return len(self._regions) + sum(map(len, self._unused.values())) >= _MANY
+
+    def is_spared(self, region: Region) -> bool:
+        """Whether it is that one."""
+        inline = SlotClass.INLINE
+        return region.slot_class is inline and self._tally.regions(inline) == 1 and self.spares_one
 
     @property
     def has_unused(self) -> bool:

@@ -68,6 +68,10 @@ class Tally:
         counts[before] -= 1
         counts[after] += 1
 
+    def regions(self, slot_class: SlotClass) -> int:
+        """How many regions of a class are counted."""
+        return self._regions[slot_class]
+
     def slots(self, slot_class: SlotClass, *states: SlotState) -> int:
         """How many slots of a class are in these states."""
         counts = self._slots[slot_class]

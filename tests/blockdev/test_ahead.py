@@ -11,10 +11,11 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from blockdev.errors import NoSpace
 from blockdev.pool import Pool
 from blockdev.region import SlotState
 from blockdev.testing import Fault, Operation
-from blockdev.types import KIB, MIB, ROOT, ObjectId, SlotClass
+from blockdev.types import KIB, MIB, ROOT, Descriptor, ObjectId, SlotClass
 from tests.blockdev.pools import Bench, leaked, made, pattern, put, seen
 from tests.conftest import ExpectLog
 
@@ -239,6 +240,25 @@ async def test_what_is_read_is_not_held_up_by_formatting(tmp_path: Path, autojum
             assert pool.statistics().room.formatted == 1, "it has not taken its rests yet"
         assert pool.statistics().room.formatted == 2
         assert trio.current_time() >= 0.5
+
+
+async def test_small_files_have_room_in_a_pool_full_of_what_may_not_go(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    bench = await made(tmp_path, regions=16)
+    async with bench.pool() as pool:
+        pinned: list[Descriptor] = []
+        for number in range(15 * 3):
+            pinned.append(await put(pool, b"%d" % number, bytes(2 * MIB)))
+            pool.pin(pinned[-1])
+            await trio.sleep(0.05)
+        await settled(pool)
+        with pytest.raises(NoSpace):
+            await put(pool, b"large", bytes(2 * MIB))
+        await pool.make_directory(ROOT, b"d", 0o700, 0, 0)
+        await put(pool, b"small", 10)
+        for record in pinned:
+            pool.unpin(record)
 
 
 async def test_a_small_pool_keeps_nothing_free(tmp_path: Path, autojump_clock: MockClock) -> None:
