@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -240,6 +241,21 @@ async def test_what_is_read_is_not_held_up_by_formatting(tmp_path: Path, autojum
             assert pool.statistics().room.formatted == 1, "it has not taken its rests yet"
         assert pool.statistics().room.formatted == 2
         assert trio.current_time() >= 0.5
+
+
+async def test_formatting_does_not_rest_while_somebody_waits_for_it(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    took: list[float] = []
+    for reading in (False, True):
+        bench = await made(tmp_path / str(reading))
+        async with bench.pool() as pool:
+            bench.devices[0].random_faults = replace(bench.devices[0].random_faults, delay=(0.05, 0.05))
+            began = trio.current_time()
+            with pool.media.pace.demand() if reading else nullcontext():
+                await pool.reserve(SIZE)
+            took.append(trio.current_time() - began)
+    assert took[0] == pytest.approx(took[1])
 
 
 async def test_small_files_have_room_in_a_pool_full_of_what_may_not_go(
