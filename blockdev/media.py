@@ -17,6 +17,7 @@ from blockdev import layout
 from blockdev.device import Device
 from blockdev.errors import DeviceError, DeviceLost, DeviceTimeout, Unavailable
 from blockdev.memory import page_buffer
+from blockdev.pace import Pace
 from blockdev.region import FORMATTED_SEQUENCE
 from blockdev.tasks import for_each
 from blockdev.types import (
@@ -101,6 +102,8 @@ class Media:
         self.devices: dict[DeviceNo, Attached] = {a.superblock.device_no: a for a in attached}
         self.on_lost: list[Callable[[DeviceNo], None]] = []
         """Called, between awaits, with a device that is not used any more."""
+        self.pace = Pace()
+        """Tells work in the background when it may use the devices."""
         self._buffers = PageBuffers()
         self._geometry: dict[tuple[int, SlotClass], layout.RegionGeometry] = {}
 
@@ -362,19 +365,23 @@ class Media:
             await self._write(attached, offset, page)
         attached.headers[header.region] = header
 
-    async def format_region(self, region: RegionId, slot_class: SlotClass, writer: UUID) -> RegionHeader:
+    async def format_region(
+        self, region: RegionId, slot_class: SlotClass, writer: UUID, is_awaited: Callable[[], bool]
+    ) -> RegionHeader:
         """Give a region a slot class, with every slot free.
 
         Order: a RETIRED header with a new epoch, so that no old descriptor is believed from here on; all descriptor
         pairs; a flush; the ACTIVE header. A crash in between leaves a region that is simply formatted again. The
         ACTIVE header then takes both pages: with a RETIRED one beside it, damage to one page would empty the region.
 
+        :param is_awaited: whether somebody waits for it; else it gives way to those who read
         :raises Unavailable, DeviceError:
         """
         old = self.header(region)
         attached = self._attached(region.device)
         if attached.device.is_file and old.epoch == 0:
-            await self._write_through(attached, region, self.class_geometry(region.device, slot_class))
+            geometry = self.class_geometry(region.device, slot_class)
+            await self._write_through(attached, region, geometry, is_awaited)
         epoch = Epoch(old.epoch + 1)
         retired = replace(
             old,
@@ -387,7 +394,7 @@ class Media:
         )
         await self.write_header(retired)
         await self.flush([region.device])
-        await self._wipe_descriptors(attached, region, retired)
+        await self._wipe_descriptors(attached, region, retired, is_awaited)
         await self.flush([region.device])
         active = replace(retired, state=RegionState.ACTIVE, sequence=retired.sequence + 1)
         await self.write_header(active)
@@ -411,7 +418,11 @@ class Media:
         await self.write_header(replace(retired, sequence=retired.sequence + 1))
 
     async def _write_through(
-        self, attached: Attached, region: RegionId, geometry: layout.RegionGeometry
+        self,
+        attached: Attached,
+        region: RegionId,
+        geometry: layout.RegionGeometry,
+        is_awaited: Callable[[], bool],
     ) -> None:
         # The first write into an allocated but unwritten part of a file costs 1.9 times a later one: pay it here.
         start = attached.geometry.region_offset(region.region)
@@ -419,10 +430,20 @@ class Media:
         zeros = page_buffer(_FILL)
         while at < geometry.region_size:
             length = min(_FILL, geometry.region_size - at)
-            await self._write(attached, start + at, zeros[:length])
+            await self._write_gently(attached, start + at, zeros[:length], is_awaited)
             at += length
 
-    async def _wipe_descriptors(self, attached: Attached, region: RegionId, header: RegionHeader) -> None:
+    async def _write_gently(
+        self, attached: Attached, offset: int, data: memoryview, is_awaited: Callable[[], bool]
+    ) -> None:
+        began = trio.current_time()
+        await self._write(attached, offset, data)
+        if not is_awaited():
+            await self.pace.rest(trio.current_time() - began)
+
+    async def _wipe_descriptors(
+        self, attached: Attached, region: RegionId, header: RegionHeader, is_awaited: Callable[[], bool]
+    ) -> None:
         geometry = self.class_geometry(region.device, header.slot_class)
         start = attached.geometry.region_offset(region.region)
         generation = first_generation(header.epoch)
@@ -435,7 +456,7 @@ class Media:
                     buffer[i * PAIR : i * PAIR + PAGE] = layout.encode_descriptor(self.pool, free)
                     buffer[i * PAIR + PAGE : (i + 1) * PAIR] = bytes(PAGE)
                 offset = start + geometry.descriptor_offset(SlotNo(first))
-                await self._write(attached, offset, buffer[: count * PAIR])
+                await self._write_gently(attached, offset, buffer[: count * PAIR], is_awaited)
 
     async def write_superblock(self, superblock: Superblock) -> None:
         """Write the page of the device's superblock pair that its sequence names. :raises Unavailable, DeviceError:"""

@@ -16,6 +16,7 @@ Locks: names before objects, each kind in one order; eviction only tries.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypedDict, Unpack
@@ -44,7 +45,7 @@ from blockdev.locks import KeyedLocks
 from blockdev.media import Media
 from blockdev.membership import Membership
 from blockdev.others import Others, Tools
-from blockdev.pool_figures import PoolCounters, PoolStatistics, RoomTotals
+from blockdev.pool_figures import LimboTotals, PoolCounters, PoolStatistics, RoomTotals
 from blockdev.publication import NewObject, directory_mode, moved, symlink_mode
 from blockdev.publisher import OWED_ROOM, Consumed, Publisher
 from blockdev.reading import Reader
@@ -478,6 +479,8 @@ class Pool:
         head = await self._rewrite(moved(current, *target, stamp, owed))
         beaten = self._others.beaten(old)
         self._versions.remember(head)
+        if head.kind is Kind.HEAD:
+            self._versions.renamed(head)
         if old is not None:
             await self._versions.replaced(old, head)
         for record in beaten:
@@ -575,7 +578,7 @@ class Pool:
 
     # ── leaving unasked ──────────────────────────────────────────────────────────────────────────────────
 
-    async def _evict(self, object_id: ObjectId) -> bool:
+    async def _evict(self, object_id: ObjectId, *, ahead: bool = False) -> bool:
         with trio.CancelScope(shield=True):
             if self._versions.is_stranded(object_id):
                 await self._versions.drop_stranded(object_id)
@@ -587,9 +590,14 @@ class Pool:
                 self._counters.evicted += 1
                 self._counters.evicted_bytes += record.size
                 self._counters.evicted_unread += object_id in self._versions.unread
+                self._counters.evicted_ahead += ahead
+                self._counters.evicted_temporary += self._is_overdue(object_id)
                 await self._versions.leave(record)
             self._tell_gone(record)
         return True
+
+    def _is_overdue(self, object_id: ObjectId) -> bool:
+        return object_id in self._policy and self._policy.last_used(object_id) == -math.inf
 
     async def _may_go(self, record: Descriptor) -> bool:
         pins = self._versions.pins
@@ -679,12 +687,18 @@ class Pool:
         space = self._space.totals()
         return min(space.live, self._versions.pins.bytes) + space.reserved
 
+    def _limbo_totals(self) -> LimboTotals:
+        space, counters = self._space.totals(), self._room.limbo.counters
+        slots = sum(totals.limbo for totals in space.classes)
+        return LimboTotals(slots, space.limbo, counters.waits, counters.seconds)
+
     def statistics(self) -> PoolStatistics:
         """A snapshot of counters and sums."""
         return PoolStatistics(
             pool=replace(self._counters),
             reads=replace(self._reader.counters),
             room=replace(self._room.counters),
+            limbo=self._limbo_totals(),
             space=self._space.totals(),
             totals=self.totals(),
             objects=self.catalog.count,

@@ -504,7 +504,7 @@ class Recovery:
             stopped = stopped or (named and not done)
             if done:
                 freed.add(record.ref)
-        await self._room.flush_freed()  # what replaced it may leave before the next flush
+        await self._room.limbo.flush()  # what replaced it may leave before the next flush
         return freed
 
     def _note_left_over(
@@ -557,6 +557,7 @@ class Recovery:
             if outline.kind is Kind.HEAD and its_classes:
                 files.append((outline.stamp, outline.object_id))
                 classes[outline.object_id] = its_classes
+                policy.named(outline.object_id, outline.name, outline.stamp)
         claims.finish()
         self._check_claims(claims, result.trust)
         for record in special:

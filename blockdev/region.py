@@ -126,7 +126,7 @@ class Region:
         self._free_first = 0
         self._free_length = 0
         self._limbo: list[tuple[float, SlotNo]] = []  # a heap by the time from which the slot may be reused
-        self._held: list[SlotNo] = []  # their time is over but somebody still reads them
+        self._held: dict[SlotNo, None] = {}  # in limbo: their time is over but somebody still reads them
         self._unknown_in_chunk = bytearray(
             min(CHUNK_SLOTS, slots - first) for first in range(0, slots, CHUNK_SLOTS)
         )
@@ -202,7 +202,7 @@ class Region:
     @property
     def resting(self) -> int:
         """How many slots leave limbo at a known time."""
-        return sum(self._state[slot] == SlotState.LIMBO for _, slot in self._limbo)
+        return self.counts[SlotState.LIMBO] - len(self._held)
 
     # ── learning what is on media ────────────────────────────────────────────────────────────────────────
 
@@ -330,8 +330,8 @@ class Region:
 
     def reap(self, now: float, held: Callable[[SlotNo], bool]) -> list[SlotNo]:
         """LIMBO → FREE for the slots whose time is over and which nobody reads any more; returns them."""
-        due = self._held
-        self._held = []
+        due = list(self._held)
+        self._held.clear()
         while self._limbo and self._limbo[0][0] <= now:
             due.append(heappop(self._limbo)[1])
         reaped: list[SlotNo] = []
@@ -339,7 +339,7 @@ class Region:
             if self._state[slot] != SlotState.LIMBO:
                 continue  # quarantined meanwhile
             if held(slot):
-                self._held.append(slot)
+                self._held[slot] = None
             else:
                 self._set_free(slot)
                 reaped.append(slot)
@@ -348,6 +348,7 @@ class Region:
     def quarantine(self, slot: SlotNo) -> None:
         """Any state → BAD: what its pages hold is not known, or its payload cannot be trusted."""
         if self._state[slot] != SlotState.BAD:
+            self._held.pop(slot, None)
             self._move(slot, SlotState.BAD)
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────

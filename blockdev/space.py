@@ -32,6 +32,10 @@ from blockdev.types import (
 
 __all__ = ["Space", "SpaceTotals"]
 
+_MANY = 16
+"""Regions."""
+_USABLE = tuple(state for state in SlotState if state is not SlotState.BAD)
+
 
 class Space:
     """The slots of one member's regions."""
@@ -116,12 +120,36 @@ class Space:
         """Whether `take` would find a slot."""
         return bool(self._shelves[slot_class])
 
+    @property
+    def spares_one(self) -> bool:
+        """Whether there are so many regions that one is kept for directories and small files, whoever is short of room.
+
+        Else a pool full of what may not go takes no directory either.
+        """
+        return len(self._regions) + sum(map(len, self._unused.values())) >= _MANY
+
+    def is_spared(self, region: Region) -> bool:
+        """Whether it is that one."""
+        inline = SlotClass.INLINE
+        return region.slot_class is inline and self._tally.regions(inline) == 1 and self.spares_one
+
+    @property
+    def has_unused(self) -> bool:
+        """Whether there is a region without a class."""
+        return any(self._unused.values())
+
+    def unused_devices(self) -> list[DeviceNo]:
+        """Devices with a region without a class."""
+        return [device for device, numbers in self._unused.items() if numbers]
+
+    def free_on(self, device: DeviceNo, slot_class: SlotClass) -> int:
+        """How many slots of a class `take` would find on a device."""
+        return self._shelves[slot_class].free_on(device)
+
     def lacking_devices(self, slot_class: SlotClass) -> list[DeviceNo]:
         """Devices with unused regions but without a free slot of the class: takes are not striped over them."""
         shelf = self._shelves[slot_class]
-        return [
-            device for device, numbers in self._unused.items() if numbers and not shelf.has_device(device)
-        ]
+        return [device for device in self.unused_devices() if not shelf.has_device(device)]
 
     def coldest_region(
         self,
@@ -306,6 +334,10 @@ class Space:
     def resting(self, slot_class: SlotClass) -> int:
         """How many slots of the class leave limbo at a known time."""
         return sum(region.resting for region in self._limbo.values() if region.slot_class == slot_class)
+
+    def slots(self, slot_class: SlotClass, *states: SlotState) -> int:
+        """How many slots of a class are in these states; of all that can be used, without `states`."""
+        return self._tally.slots(slot_class, *(states or _USABLE))
 
     def quarantine(self, place: SlotAddress | SlotRef) -> None:
         """Do not use the slot until its region is formatted.

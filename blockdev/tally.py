@@ -68,6 +68,15 @@ class Tally:
         counts[before] -= count
         counts[after] += count
 
+    def regions(self, slot_class: SlotClass) -> int:
+        """How many regions of a class are counted."""
+        return self._regions[slot_class]
+
+    def slots(self, slot_class: SlotClass, *states: SlotState) -> int:
+        """How many slots of a class are in these states."""
+        counts = self._slots[slot_class]
+        return sum(counts[state] for state in states)
+
     def totals(self, unused_regions: int) -> SpaceTotals:
         """The sums as they are now."""
         return SpaceTotals(

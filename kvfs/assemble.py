@@ -19,6 +19,7 @@ from kvfs.config import load_config
 from kvfs.errors import ConfigError, FramesError, MissingDevice
 from kvfs.frames import Arena, open_frames
 from kvfs.fuse.mount import MountOptions, serve
+from kvfs.names import is_temporary
 from kvfs.sizes import format_size
 
 if TYPE_CHECKING:
@@ -83,7 +84,10 @@ async def writing(folder: PoolFolder, purpose: str, config: Config | None = None
         devices = await stack.enter_async_context(open_devices(config, writable=True))
         await _superblock_of(devices, config)
         options = OpenOptions(
-            domain=local_domain(folder.path.parent), flush=config.durability == "flush", purpose=purpose
+            domain=local_domain(folder.path.parent),
+            flush=config.durability == "flush",
+            purpose=purpose,
+            is_temporary=is_temporary,
         )
         yield Opened(await stack.enter_async_context(_pool(devices, folder, options)), config)
 

@@ -34,6 +34,7 @@ class Outline(NamedTuple):
     ref: SlotRef
     sequence: int
     extents: tuple[ExtentRef, ...]
+    name: bytes
     is_plain: bool
 
     @property
@@ -56,12 +57,14 @@ def outline_descriptor(packed: bytes) -> Outline:
             device, _, region, slot, _, generation, sequence, stamp, object_id,
         ) = _OUTLINE.unpack_from(packed)  # fmt: skip
         extents: tuple[ExtentRef, ...] = ()
+        start = FIXED_SIZE + SLOT_REF_SIZE * (flags & HAS_HEAD > 0)
+        name = packed[start : start + name_length]
         if extent_count:
-            start = FIXED_SIZE + name_length + SLOT_REF_SIZE * (superseded_count + (flags & HAS_HEAD > 0))
+            start += name_length + SLOT_REF_SIZE * superseded_count
             extents = unpack_extents(packed[start : start + EXTENT_ENTRY_SIZE * extent_count])
         is_plain = not (flags & (INDEXED | HAS_HEAD) or superseded_count)
         ref = SlotRef(device, region, slot, generation)
-        return Outline(_KINDS[kind], object_id, stamp, ref, sequence, extents, is_plain)
+        return Outline(_KINDS[kind], object_id, stamp, ref, sequence, extents, name, is_plain)
     except (struct.error, IndexError) as error:
         raise FormatError(f"not a descriptor: {error}") from error
 

@@ -266,13 +266,13 @@ class CrashModel:
         self.pool = pool
         evict = pool._room.evict
 
-        async def spy(object_id: ObjectId) -> bool:
+        async def spy(object_id: ObjectId, *, ahead: bool = False) -> bool:
             record = pool.catalog.by_id(object_id)
             if record is not None:
                 key = (record.directory, record.name)
                 self._known(key).add(None)
                 self.evictions[key] += 1
-            return await evict(object_id)
+            return await evict(object_id, ahead=ahead)
 
         pool._room.evict = spy
 
