@@ -255,7 +255,7 @@ class Media:
         """
         try:
             size = self.header(RegionId(address.device, address.region)).slot_class.payload_size
-            if size:
+            if size and not self._attached(address.device).device.is_file:  # a file keeps its blocks
                 attached, offset = self._payload_offset(address)
                 with self._noticing(attached, offset):
                     await attached.device.discard(offset, size)

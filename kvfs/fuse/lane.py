@@ -120,7 +120,8 @@ class _BeforeWaiting(trio.abc.Instrument):
         self._function = function
 
     def before_io_wait(self, timeout: float) -> None:
-        self._function()
+        if timeout:  # else it only looks what else has come, and finds our socket by itself
+            self._function()
 
 
 class _Counts:
