@@ -34,7 +34,8 @@ class KeyedLocks(Generic[K]):
         taken: list[tuple[K, trio.Lock]] = []
         try:
             for key in sorted(set(keys), key=repr) if len(keys) > 1 else keys:
-                taken.append((key, await self._take(key)))
+                lock = await self._take(key)
+                taken.append((key, lock))
             yield
         finally:
             for key, lock in reversed(taken):

@@ -243,10 +243,17 @@ class Media:
         attached, offset = self._payload_offset(address)
         await self._read(attached, offset, into)
 
-    async def write_payload(self, address: SlotAddress, data: memoryview) -> None:
-        """Write `data` (whole pages) at the start of the slot's payload. :raises Unavailable, DeviceError:"""
+    async def write_payload(self, address: SlotAddress, data: memoryview, at: int = 0) -> None:
+        """Write `data` (whole pages) into the slot's payload, from its byte `at` (a multiple of the page) on.
+
+        :raises ValueError: that is not all inside the payload
+        :raises Unavailable, DeviceError:
+        """
         attached, offset = self._payload_offset(address)
-        await self._write(attached, offset, data)
+        size = self.header(RegionId(address.device, address.region)).slot_class.payload_size
+        if not 0 <= at <= at + data.nbytes <= size:
+            raise ValueError(f"{data.nbytes} bytes at {at} are not inside a payload of {size}")
+        await self._write(attached, offset + at, data)
 
     async def discard_payload(self, address: SlotAddress) -> None:
         """Tell the device that the payload is not needed; never touches descriptors. Most errors are only logged.

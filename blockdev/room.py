@@ -184,14 +184,14 @@ class Room:
         """The classes of those of these slots that can be read."""
         return self._media.classes(refs)
 
-    async def write_payload(self, ref: SlotRef, data: memoryview) -> None:
-        """Write `data` (whole pages) to the start of a reserved slot's payload.
+    async def write_payload(self, ref: SlotRef, data: memoryview, at: int = 0) -> None:
+        """Write `data` (whole pages) into a reserved slot's payload, from its byte `at` on.
 
         :raises DeviceTimeout: the slot is not used again, since the write may still arrive
         :raises Unavailable, DeviceError:
         """
         try:
-            await self._media.write_payload(ref.address, data)
+            await self._media.write_payload(ref.address, data, at)
         except DeviceTimeout:
             self._space.quarantine(ref.address)
             raise

@@ -11,12 +11,14 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 from xxhash import xxh3_128_digest
 
 from blockdev.errors import BlockError
 from blockdev.publication import NewObject
+from blockdev.tasks import background
 from blockdev.types import HOLE, NAME_MAX, Descriptor, DirectoryId, ExtentRef
 from kvfs.errors import FramesClosed, FramesError
 from kvfs.fuse.content import DraftContent, DraftExtent, Piece
@@ -98,7 +100,7 @@ class Draft:
         self.handles = 0
         self.lock = trio.Lock()
         self.on_idle: Callable[[], None] = _nothing
-        intake = Intake(services.soon, self._note_whole, self._note_half)
+        intake = Intake(services.soon, self._note_more, self._note_half)
         self.content = DraftContent(services.pool.extent_size, intake)
         self._services = services
         self._writer = writer
@@ -137,8 +139,7 @@ class Draft:
 
     def check(self) -> None:
         """:raises Exception: what poisoned the draft"""
-        if self.content.error is not None:
-            raise self.content.error
+        self.content.check()
 
     @asynccontextmanager
     async def hold(self) -> AsyncIterator[None]:
@@ -193,12 +194,12 @@ class Draft:
         for piece, extent in zip(pieces, extents, strict=True):
             length = piece.stop - piece.start
             await memory.bring(extent)
-            was_whole = extent.is_whole
+            is_more = not extent.written.covers(piece.start, piece.stop)
             extent.absorb(piece.start, data[:length])
             data = data[length:]
             content.grow(piece.extent * content.extent_size + piece.stop)
-            if not was_whole and extent.is_whole:
-                memory.save_soon(extent)
+            if is_more:
+                memory.send_soon(extent)
             memory.admit(extent)
         self.touch()
         if pieces and pieces[-1].extent:
@@ -220,7 +221,7 @@ class Draft:
             self.content.changed_ns = 0
             self._mtime_set = False
 
-    def _note_whole(self, _: DraftExtent) -> None:
+    def _note_more(self, _: DraftExtent) -> None:
         self.catch_up()
 
     def _note_half(self, extent: DraftExtent) -> None:
@@ -348,26 +349,30 @@ class Draft:
         if not self._mtime_set and content.size:
             attributes.mtime_ns = self._services.now_ns()
         inline = await self._inline()
-        extents = () if inline is not None else await self._settle_extents()
-        self.check()  # an extent may have been lost while others were written
-        new = NewObject(
+        async with background() as nursery:
+            extents = () if inline is not None else await self._settle_extents(nursery)
+            self.check()  # an extent may have been lost while others were written
+            record = await self._hand_over(self._described(inline or b"", extents, replace=replace))
+        attributes.mtime_ns, attributes.ctime_ns = record.mtime_ns, record.ctime_ns
+        self._services.predecessors.note(self._writer, self.name)
+
+    def _described(self, inline: bytes, extents: tuple[ExtentRef, ...], *, replace: bool) -> NewObject:
+        attributes = self.attributes
+        return NewObject(
             directory=self.directory,
             name=self.name,
             mode=attributes.mode,
             uid=attributes.uid,
             gid=attributes.gid,
             mtime_ns=attributes.mtime_ns,
-            size=content.size,
+            size=self.content.size,
             extents=extents,
-            inline=inline or b"",
+            inline=inline,
             xattrs=attributes.xattrs,
             predecessor=self._services.predecessors.of(self._writer),
-            base=content.base,
+            base=self.content.base,
             replace=replace,
         )
-        record = await self._hand_over(new)
-        attributes.mtime_ns, attributes.ctime_ns = record.mtime_ns, record.ctime_ns
-        self._services.predecessors.note(self._writer, self.name)
 
     async def _hand_over(self, new: NewObject) -> Descriptor:
         """Publish; the pool has the slots from here on, whatever becomes of it."""
@@ -375,8 +380,9 @@ class Draft:
         if base is not None:
             versions.replacing(base)
         record = None
+        arrived = partial(self._services.memory.arrive, [*content.extents.values()]) if new.extents else None
         try:
-            record = await self._services.pool.publish(new)
+            record = await self._services.pool.publish(new, arrived)
         finally:
             if base is not None:
                 versions.replaced(base, record or base)
@@ -411,7 +417,7 @@ class Draft:
             return None
         return bytes(await self._read(Piece(0, 0, self.size))) if self.size else b""
 
-    async def _settle_extents(self) -> tuple[ExtentRef, ...]:
+    async def _settle_extents(self, nursery: trio.Nursery) -> tuple[ExtentRef, ...]:
         content, memory = self.content, self._services.memory
         count = -(-content.size // content.extent_size)
         result = [HOLE] * count
@@ -426,7 +432,7 @@ class Draft:
         if content.base is not None and content.base.inline and content.base_used(0):
             await memory.add(content, 0)
         for index, extent in sorted(content.extents.items()):
-            slot, xxh3 = await memory.settle(extent)
+            slot, xxh3 = await memory.settle(extent, nursery)
             result[index] = ExtentRef(*slot, xxh3)
         return tuple(result)
 

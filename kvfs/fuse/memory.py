@@ -9,22 +9,20 @@ holds an older version is simply written again.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 
 import trio
-from xxhash import xxh3_64_intdigest
 
-from blockdev.errors import BlockError, ChecksumError, DeviceTimeout, NoSpace
+from blockdev.errors import BlockError, DeviceTimeout, NoSpace
 from blockdev.locks import KeyedLocks
-from blockdev.media import padded
-from blockdev.tasks import background
 from blockdev.types import SlotRef, Xxh3
 from kvfs.errors import FramesClosed, FramesError, NoFrames
 from kvfs.frames import Frame, FrameCache
 from kvfs.fuse.content import DraftContent, DraftExtent, Saved
 from kvfs.fuse.ports import PoolPort
+from kvfs.fuse.saving import Saver
 from kvfs.fuse.versions import Versions
 
 
@@ -56,7 +54,7 @@ class DraftMemory:
     ) -> None:
         self._pool = pool
         self._frames = frames
-        self._versions = versions
+        self._saver = Saver(pool, frames, versions, self._still)
         self._nursery = nursery
         self._limit = limit
         self._patience = patience
@@ -65,7 +63,7 @@ class DraftMemory:
         """Extents with a frame, those touched last at the end."""
         self._taken = 0
         self._changed = trio.Event()
-        self.zeros = memoryview(bytes(pool.extent_size))
+        self.zeros = self._saver.zeros
         """As many as an extent has bytes."""
         self.spilled = 0
         """Frames passed on for want of others, since the mount was made."""
@@ -151,7 +149,7 @@ class DraftMemory:
     def catch_up(self, content: DraftContent) -> None:
         """Take in what threads have written."""
         for extent in content.catch_up():
-            self.save_soon(extent)
+            self.send_soon(extent)
 
     async def still(self, content: DraftContent) -> None:
         """See that no thread puts bytes into a draft, and take in what they have put. They stay out of what they were
@@ -189,34 +187,82 @@ class DraftMemory:
                 return frame
             async with self._hold(extent):
                 await self._load(extent)
-                await self._fill(extent)
+                self.catch_up(extent.owner)
+                await self._saver.fill(extent)
 
-    def save_soon(self, extent: DraftExtent) -> None:
-        """Write an extent to its slot in the background."""
-        self._nursery.start_soon(self._save_quietly, extent)
+    def send_soon(self, extent: DraftExtent) -> None:
+        """More of an extent has arrived: write it to its slot in the background, or what there is, if that pays."""
+        if extent.is_whole:
+            self._nursery.start_soon(self._save_quietly, extent)
+        elif self._saver.part_of(extent):
+            self._nursery.start_soon(self._send_quietly, extent)
 
     def run_soon(self, function: Callable[[DraftExtent], Awaitable[None]], extent: DraftExtent) -> None:
         """Do something about an extent in the background."""
         self._nursery.start_soon(function, extent)
 
-    async def settle(self, extent: DraftExtent) -> tuple[SlotRef, Xxh3]:
-        """See that a slot of the smallest class that serves holds the extent's newest bytes.
+    async def settle(self, extent: DraftExtent, nursery: trio.Nursery) -> tuple[SlotRef, Xxh3]:
+        """See that a slot of the smallest class that serves holds the extent's newest bytes, or will: `arrive` tells.
 
-        The draft must not change meanwhile. The slot remains the extent's.
+        The draft must not change until then. The slot remains the extent's.
 
+        :param nursery: for what goes on
         :raises BlockError, FramesError:
         """
-        async with self._hold(extent):
-            assert extent.slot is not None
-            used = extent.used
-            if self._is_settled(extent, used):
-                await self._move_to_smaller(extent, used)
-            if not self._is_settled(extent, used):
-                await self._load(extent)
-                await self._move_to_smaller(extent, used)
-                await self._save(extent)
-            assert extent.saved is not None
-            return extent.slot, extent.saved.xxh3
+        state = self._newest(extent)
+        if state is None or self._pool.slot_size(state.length) < extent.slot_size:
+            state = await nursery.start(self._settle, extent)
+        assert extent.slot is not None
+        return extent.slot, state.xxh3
+
+    async def _settle(self, extent: DraftExtent, *, task_status: trio.TaskStatus[Saved]) -> None:
+        begun = False
+
+        def begin(state: Saved) -> None:
+            nonlocal begun
+            begun = True
+            task_status.started(state)
+
+        try:
+            async with self._hold(extent):
+                if self._newest(extent) is None:
+                    await self._load(extent)
+                await self._move_to_smaller(extent, extent.used)
+                state = self._newest(extent)
+                if state is not None:
+                    begin(state)
+                else:
+                    await self._saver.save(extent, begin)
+        except (BlockError, FramesError) as error:
+            if not begun:
+                raise
+            extent.owner.fail(error)
+
+    @staticmethod
+    def _newest(extent: DraftExtent) -> Saved | None:
+        """What says that the slot holds the newest bytes below the end of the file, or will if nothing goes wrong."""
+        for state in (extent.saved, extent.sending):
+            if state is not None and (state.version, state.length) == (extent.version, extent.used):
+                return state
+        return None
+
+    async def arrive(self, extents: Iterable[DraftExtent]) -> None:
+        """See that what `settle` promised has come true; when this returns or raises, nothing more is on its way.
+
+        :raises BlockError, FramesError: one was not written
+        """
+        failed: Exception | None = None
+        for extent in extents:
+            async with self._hold(extent):
+                try:
+                    extent.owner.check()
+                    if self._newest(extent) is None:  # who wrote it was cancelled
+                        await self._load(extent)
+                        await self._saver.save(extent)
+                except Exception as error:  # noqa: BLE001 - raised below
+                    failed = failed or error
+        if failed is not None:
+            raise failed
 
     def release(self, extent: DraftExtent) -> Frame | None:
         """Take a settled extent out of the draft: its slot was handed over. Returns its frame, still pinned."""
@@ -257,71 +303,13 @@ class DraftMemory:
         frame = await self._take()
         try:
             if extent.saved is not None and extent.slot is not None:
-                await self._read_back(extent.slot, extent.saved, frame)
+                await self._saver.read_back(extent.slot, extent.saved, frame)
         except BaseException as error:
             self._give_up(frame, error)
             self._taken -= 1
             raise
         extent.frame = frame
         self._touch(extent)
-
-    async def _read_back(self, slot: SlotRef, saved: Saved, frame: Frame) -> None:
-        await self._pool.read_reserved(slot, frame.view[: padded(saved.length)])
-        if xxh3_64_intdigest(frame.view[: saved.length]) != saved.xxh3:
-            raise ChecksumError("a file that is being written: its slot holds other bytes than were written")
-
-    async def _fill(self, extent: DraftExtent) -> None:
-        """Make every byte below the end of the file the file's: from the base, else zeros."""
-        content = extent.owner
-        self.catch_up(content)
-        if not extent.is_whole:  # threads must not write what is being filled in
-            await self._still(extent)
-        base = content.base
-        if base is not None and extent.written.gaps(0, content.base_used(extent.index)):
-            frame = await self._versions.get(base, extent.index)
-            try:
-                self._copy_gaps(extent, frame.view)
-            finally:
-                self._frames.unpin(frame)
-        assert extent.frame is not None
-        for start, stop in extent.written.gaps(0, extent.used):
-            extent.frame.view[start:stop] = self.zeros[: stop - start]
-            extent.version += 1
-        extent.written.add(0, extent.used)
-
-    def _copy_gaps(self, extent: DraftExtent, source: memoryview) -> None:
-        assert extent.frame is not None
-        # Asked again after the wait: bytes may have been written, or the file cut off.
-        for start, stop in extent.written.gaps(0, extent.owner.base_used(extent.index)):
-            extent.frame.view[start:stop] = source[start:stop]
-            extent.written.add(start, stop)
-            extent.version += 1
-
-    async def _save(self, extent: DraftExtent) -> None:
-        """Write the extent, which has a frame, to its slot."""
-        await self._fill(extent)
-        frame, slot, used, version = extent.frame, extent.slot, extent.used, extent.version
-        assert frame is not None
-        assert slot is not None
-        end = padded(used)
-        frame.view[used:end] = self.zeros[: end - used]
-        digests: list[Xxh3] = []
-
-        async def digest() -> None:
-            digests.append(Xxh3(xxh3_64_intdigest(frame.view[:used])))
-
-        try:
-            async with background() as nursery:
-                nursery.start_soon(digest)  # runs when the write is on its way: that takes longer
-                await self._pool.write(slot, frame.view[:end])
-        except DeviceTimeout as error:
-            if error.pending is not None:
-                self._frames.hold_until(frame, error.pending)
-            raise
-        extent.saved = Saved(version, used, digests[0])
-
-    def _is_settled(self, extent: DraftExtent, used: int) -> bool:
-        return extent.is_saved and extent.saved is not None and extent.saved.length == used
 
     async def _move_to_smaller(self, extent: DraftExtent, used: int) -> None:
         """Take a slot of a smaller class if the file ends early in the extent; keep the old one if there is none."""
@@ -338,14 +326,24 @@ class DraftMemory:
             self._pool.give_back(smaller)
             raise
         self._give_back(extent)
-        extent.slot, extent.slot_size, extent.saved = smaller, size, None
+        extent.slot, extent.slot_size = smaller, size
+        extent.saved, extent.sent = None, 0
 
     async def _save_quietly(self, extent: DraftExtent) -> None:
         """Save; what goes wrong is the draft's to tell."""
         try:
             async with self._hold(extent):
                 if not extent.dead and extent.frame is not None and not extent.is_saved:
-                    await self._save(extent)
+                    await self._saver.save(extent)
+        except (BlockError, FramesError) as error:
+            extent.owner.fail(error)
+
+    async def _send_quietly(self, extent: DraftExtent) -> None:
+        """Send a part, if that still pays."""
+        try:
+            async with self._hold(extent):
+                if not extent.dead and extent.frame is not None and (stop := self._saver.part_of(extent)):
+                    await self._saver.send(extent, stop)
         except (BlockError, FramesError) as error:
             extent.owner.fail(error)
 
@@ -388,7 +386,7 @@ class DraftMemory:
                     del extent.owner.prepared[extent.index]
                     extent.dead = True
                 if extent.frame is not None and not extent.dead and not extent.is_saved:
-                    await self._save(extent)
+                    await self._saver.save(extent)
                 if extent.is_saved and extent.frame is not None:
                     self.spilled += 1
                     self._drop_frame(extent)
