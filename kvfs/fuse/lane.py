@@ -7,8 +7,8 @@ has pinned. A WRITE lands page-aligned in spare memory, since nobody knows where
 copied into its draft's frame, if the draft has let us in. Both without Python's lock for all that takes time, and
 without waiting. A READ or WRITE that must wait goes to the trio thread.
 
-One thread at a time waits for a request, and it passes the request on before it lets the next one wait: pyfuse3 gets
-them in the kernel's order, which a RELEASE and the request after it rely on.
+One thread at a time waits for a request, and it passes the request on before it waits for the next or lets another
+thread wait: pyfuse3 gets them in the kernel's order, which a RELEASE and the request after it rely on.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _JOIN = 10.0
 _SOCKET_BYTES = 8 * MIB
 _SO_SNDBUFFORCE = 32
 
-_OURS = frozenset({Opcode.READ, Opcode.WRITE, Opcode.GETATTR, Opcode.GETXATTR, Opcode.FLUSH})
-"""Requests that may be answered out of order: whoever made one waits for it."""
+_KNOWN = frozenset({Opcode.GETATTR, Opcode.GETXATTR, Opcode.FLUSH})
+"""Requests whose answer may be known without asking the trio thread."""
 
 Buffer = memoryview | bytes
 
@@ -293,30 +293,33 @@ class Lane:
 
     def _serve(self, counts: _Counts) -> None:
         spare = self._spares.take()
-        while True:
-            spare = self._spares.better(spare)
-            with self._turn:
-                size = self._receive(spare)
-                if not size:
-                    self._spares.put(spare)
-                    return
-                request = wire.parse(spare.header)
-                if request.opcode not in _OURS:
-                    counts.passed += 1
-                    self._pass_on(request, spare, size)
-                    continue
+        while (request := self._take_turn(spare, counts)) is not None:
             if self._retired:
                 continue
             if request.opcode == Opcode.READ:
                 self._read(request, counts)
-            elif request.opcode == Opcode.WRITE:
-                spare = self._write(request, spare, counts)
-            elif (answer := self._known(request, spare)) is not None:
-                counts.known += 1
-                self._answer([answer])
             else:
-                counts.passed += 1
-                self._pass_on(request, spare, size)
+                spare = self._write(request, spare, counts)
+            spare = self._spares.better(spare)
+        self._spares.put(spare)
+
+    def _take_turn(self, spare: Spare, counts: _Counts) -> Request | None:
+        """Deal with requests until one is a READ or WRITE, which takes long enough to let another thread wait for the
+        next; to wake one up for each request would cost more than most requests do. None at the end.
+        """
+        with self._turn:
+            while size := self._receive(spare):
+                request = wire.parse(spare.header)
+                if request.opcode in (Opcode.READ, Opcode.WRITE):
+                    return request
+                answer = self._known(request, spare) if request.opcode in _KNOWN else None
+                if answer is None:
+                    counts.passed += 1
+                    self._pass_on(request, spare, size)
+                elif not self._retired:
+                    counts.known += 1
+                    self._answer([answer])
+        return None
 
     def _receive(self, spare: Spare) -> int:
         """The next request's length; 0 when there will be none."""
