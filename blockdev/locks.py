@@ -11,14 +11,6 @@ import trio
 K = TypeVar("K", bound=Hashable)
 
 
-async def take(lock: trio.Lock) -> None:
-    """Acquire a lock; no checkpoint if it is free. For locks that are mostly free and held across I/O."""
-    try:
-        lock.acquire_nowait()
-    except trio.WouldBlock:
-        await lock.acquire()
-
-
 class KeyedLocks(Generic[K]):
     """Mutual exclusion by key for trio tasks. Release is synchronous, so a cancelled holder leaves nothing behind."""
 
@@ -45,7 +37,10 @@ class KeyedLocks(Generic[K]):
     async def _take(self, key: K) -> trio.Lock:
         lock = self._want(key)
         try:
-            await take(lock)
+            try:
+                lock.acquire_nowait()
+            except trio.WouldBlock:
+                await lock.acquire()
         except BaseException:
             self._drop(key)
             raise

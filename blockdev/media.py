@@ -17,7 +17,6 @@ from blockdev import layout
 from blockdev.device import Device
 from blockdev.errors import DeviceError, DeviceLost, DeviceTimeout, Unavailable
 from blockdev.memory import page_buffer
-from blockdev.region import FORMATTED_SEQUENCE
 from blockdev.tasks import for_each
 from blockdev.types import (
     CHUNK_SLOTS,
@@ -27,11 +26,9 @@ from blockdev.types import (
     Epoch,
     ExtentRef,
     Generation,
-    Kind,
     RegionHeader,
     RegionId,
     RegionNo,
-    RegionState,
     SlotAddress,
     SlotClass,
     SlotNo,
@@ -42,8 +39,6 @@ from blockdev.types import (
 log = logging.getLogger(__name__)
 
 PAIR = layout.PAIR
-_FILL = 4 * 1024 * 1024
-"""Bytes per write when a region is written through for the first time."""
 
 
 def padded(length: int) -> int:
@@ -101,7 +96,8 @@ class Media:
         self.devices: dict[DeviceNo, Attached] = {a.superblock.device_no: a for a in attached}
         self.on_lost: list[Callable[[DeviceNo], None]] = []
         """Called, between awaits, with a device that is not used any more."""
-        self._buffers = PageBuffers()
+        self.buffers = PageBuffers()
+        """For whoever reads and writes records."""
         self._geometry: dict[tuple[int, SlotClass], layout.RegionGeometry] = {}
 
     # ── what is there ────────────────────────────────────────────────────────────────────────────────────
@@ -204,7 +200,7 @@ class Media:
         """
         attached, offset = self._pair_offset(address)
         epoch = self.header(RegionId(address.device, address.region)).epoch
-        with self._buffers.take(PAIR) as pair:
+        with self.buffers.take(PAIR) as pair:
             await self._read(attached, offset, pair)
             return layout.pick_descriptor(self.pool, pair, address, epoch)
 
@@ -214,7 +210,7 @@ class Media:
         attached = self._attached(region.device)
         first, count = geometry.chunk_span(chunk)
         offset = attached.geometry.region_offset(region.region) + geometry.descriptor_offset(SlotNo(first))
-        with self._buffers.take(CHUNK_SLOTS * PAIR) as buffer:
+        with self.buffers.take(CHUNK_SLOTS * PAIR) as buffer:
             await self._read(attached, offset, buffer[: count * PAIR])
             return [
                 layout.pick_descriptor(
@@ -232,7 +228,7 @@ class Media:
         :raises Unavailable, DeviceError: whether the page was written is then unknown
         """
         attached, offset = self._pair_offset(descriptor.address)
-        with self._buffers.take(PAGE) as page:
+        with self.buffers.take(PAGE) as page:
             page[:] = layout.encode_descriptor(self.pool, descriptor)
             await self._write(attached, offset + (descriptor.sequence % 2) * PAGE, page)
 
@@ -314,7 +310,7 @@ class Media:
         damaged: list[RegionNo] = []
 
         async def load(number: RegionNo) -> None:
-            with self._buffers.take(PAIR) as pair:
+            with self.buffers.take(PAIR) as pair:
                 await self._read(attached, attached.geometry.region_offset(number), pair)
                 header = layout.pick_region_header(self.pool, pair, device, number)
                 pages = (pair[:PAGE], pair[PAGE:])
@@ -340,7 +336,7 @@ class Media:
         :raises Unavailable, DeviceError:
         """
         attached = self._attached(region.device)
-        with self._buffers.take(PAIR) as pair:
+        with self.buffers.take(PAIR) as pair:
             await self._read(attached, attached.geometry.region_offset(region.region), pair)
             header = layout.pick_region_header(self.pool, pair, region.device, region.region)
         known = attached.headers.get(region.region)
@@ -351,76 +347,20 @@ class Media:
         """Write the page of a region's header pair that its sequence names. :raises Unavailable, DeviceError:"""
         attached = self._attached(header.device_no)
         offset = attached.geometry.region_offset(header.region) + (header.sequence % 2) * PAGE
-        with self._buffers.take(PAGE) as page:
+        with self.buffers.take(PAGE) as page:
             page[:] = layout.encode_region_header(header)
             await self._write(attached, offset, page)
         attached.headers[header.region] = header
 
-    async def format_region(self, region: RegionId, slot_class: SlotClass, writer: UUID) -> RegionHeader:
-        """Give a region a slot class, with every slot free.
-
-        Order: a RETIRED header with a new epoch, so that no old descriptor is believed from here on; all descriptor
-        pairs; a flush; the ACTIVE header. A crash in between leaves a region that is simply formatted again. The
-        ACTIVE header then takes both pages: with a RETIRED one beside it, damage to one page would empty the region.
-
-        :raises Unavailable, DeviceError:
-        """
-        old = self.header(region)
+    async def write_in_region(self, region: RegionId, at: int, data: memoryview) -> None:
+        """Write `data` (whole pages) at byte `at` of a region. :raises Unavailable, DeviceError:"""
         attached = self._attached(region.device)
-        if attached.device.is_file and old.epoch == 0:
-            await self._write_through(attached, region, self.class_geometry(region.device, slot_class))
-        epoch = Epoch(old.epoch + 1)
-        retired = replace(
-            old,
-            state=RegionState.RETIRED,
-            writer=writer,
-            epoch=epoch,
-            slot_class=slot_class,
-            unproven=False,
-            sequence=old.sequence + 1,
-        )
-        await self.write_header(retired)
-        await self.flush([region.device])
-        await self._wipe_descriptors(attached, region, retired)
-        await self.flush([region.device])
-        active = replace(retired, state=RegionState.ACTIVE, sequence=retired.sequence + 1)
-        await self.write_header(active)
-        await self.flush([region.device])
-        active = replace(active, sequence=active.sequence + 1)
-        await self.write_header(active)
-        return active
-
-    async def _write_through(
-        self, attached: Attached, region: RegionId, geometry: layout.RegionGeometry
-    ) -> None:
-        # The first write into an allocated but unwritten part of a file costs 1.9 times a later one: pay it here.
-        start = attached.geometry.region_offset(region.region)
-        at = int(geometry.descriptor_offset(SlotNo(0)))
-        zeros = page_buffer(_FILL)
-        while at < geometry.region_size:
-            length = min(_FILL, geometry.region_size - at)
-            await self._write(attached, start + at, zeros[:length])
-            at += length
-
-    async def _wipe_descriptors(self, attached: Attached, region: RegionId, header: RegionHeader) -> None:
-        geometry = self.class_geometry(region.device, header.slot_class)
-        start = attached.geometry.region_offset(region.region)
-        generation = first_generation(header.epoch)
-        for chunk in range(geometry.chunks):
-            first, count = geometry.chunk_span(chunk)
-            with self._buffers.take(CHUNK_SLOTS * PAIR) as buffer:
-                for i in range(count):
-                    address = SlotAddress(region.device, region.region, SlotNo(first + i))
-                    free = Descriptor(Kind.FREE, address, header.epoch, generation, FORMATTED_SEQUENCE)
-                    buffer[i * PAIR : i * PAIR + PAGE] = layout.encode_descriptor(self.pool, free)
-                    buffer[i * PAIR + PAGE : (i + 1) * PAIR] = bytes(PAGE)
-                offset = start + geometry.descriptor_offset(SlotNo(first))
-                await self._write(attached, offset, buffer[: count * PAIR])
+        await self._write(attached, attached.geometry.region_offset(region.region) + at, data)
 
     async def write_superblock(self, superblock: Superblock) -> None:
         """Write the page of the device's superblock pair that its sequence names. :raises Unavailable, DeviceError:"""
         attached = self._attached(superblock.device_no)
-        with self._buffers.take(PAGE) as page:
+        with self.buffers.take(PAGE) as page:
             page[:] = layout.encode_superblock(superblock)
             await self._write(attached, layout.superblock_offset(superblock.sequence), page)
         attached.superblock = superblock

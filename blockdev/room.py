@@ -19,6 +19,7 @@ import trio
 from blockdev.catalog import Catalog
 from blockdev.errors import DeviceError, DeviceTimeout, FormatError, NoSpace, Unavailable
 from blockdev.eviction import Policy
+from blockdev.formatting import format_region
 from blockdev.locks import KeyedLocks
 from blockdev.media import Media
 from blockdev.region import Region, SlotState
@@ -282,7 +283,7 @@ class Room:
 
     async def _format(self, region: RegionId, slot_class: SlotClass) -> None:
         try:
-            header = await self._media.format_region(region, slot_class, self._options.member)
+            header = await format_region(self._media, region, slot_class, self._options.member)
             slots = self._media.geometry(region).slots
         except (DeviceError, Unavailable) as error:
             log.warning("region %s of device %s cannot be formatted (%s): not used", *region[::-1], error)

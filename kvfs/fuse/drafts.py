@@ -7,27 +7,25 @@ to fresh slots. A draft whose write failed is poisoned: it is never published ag
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
 import trio
-from xxhash import xxh3_128_digest
 
 from blockdev.errors import BlockError
 from blockdev.publication import NewObject
 from blockdev.tasks import background
 from blockdev.types import HOLE, NAME_MAX, Descriptor, DirectoryId, ExtentRef
-from kvfs.errors import FramesClosed, FramesError
-from kvfs.fuse.content import DraftContent, DraftExtent, Piece
+from kvfs.errors import FramesError
+from kvfs.fuse.content import DraftContent, DraftExtent
+from kvfs.fuse.draft_reading import DraftReading
 from kvfs.fuse.intake import Intake, Soon
 from kvfs.fuse.memory import DraftMemory
 from kvfs.fuse.ports import PoolPort, Xattrs
+from kvfs.fuse.predecessors import Predecessors
 from kvfs.fuse.versions import Versions
-
-_WRITERS_REMEMBERED = 1024
 
 
 @dataclass(slots=True)
@@ -40,23 +38,6 @@ class FileAttributes:
     mtime_ns: int
     ctime_ns: int
     xattrs: Xattrs = ()
-
-
-class Predecessors:
-    """The name that each writing thread published before: a chain of names that are likely read in that order."""
-
-    def __init__(self) -> None:
-        self._last: OrderedDict[int, bytes] = OrderedDict()
-
-    def of(self, thread: int) -> bytes:
-        """128-bit hash of the thread's last name; zeros if there is none."""
-        return self._last.get(thread, bytes(16))
-
-    def note(self, thread: int, name: bytes) -> None:
-        self._last[thread] = xxh3_128_digest(name)
-        self._last.move_to_end(thread)
-        if len(self._last) > _WRITERS_REMEMBERED:
-            self._last.popitem(last=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +84,7 @@ class Draft:
         intake = Intake(services.soon, self._note_more, self._note_half)
         self.content = DraftContent(services.pool.extent_size, intake)
         self._services = services
+        self._reading = DraftReading(self.content, services.memory, services.versions)
         self._writer = writer
         self._mtime_set = False
 
@@ -265,61 +247,7 @@ class Draft:
         :raises BlockError, FramesError:
         """
         self.check()
-        length = min(length, self.size - offset)  # which catches up
-        if length <= 0:
-            return b""
-        pieces = list(self.content.pieces(offset, length))
-        if len(pieces) == 1:
-            return await self._read(pieces[0])
-        return b"".join([bytes(await self._read(piece)) for piece in pieces])
-
-    async def _read(self, piece: Piece) -> memoryview | bytes:
-        found = None
-        while found is None:
-            extent = self.content.extents.get(piece.extent)
-            found = await (self._read_base(piece) if extent is None else self._read_own(piece, extent))
-        return found
-
-    async def _read_own(self, piece: Piece, extent: DraftExtent) -> memoryview | bytes | None:
-        """From the draft's extent; None if that was published or cut off meanwhile."""
-        memory, content = self._services.memory, self.content
-        try:
-            if extent.written.covers(piece.start, piece.stop):
-                frame = await memory.bring(extent)
-            else:
-                frame = await memory.complete(extent)
-        except FramesClosed:
-            if content.extents.get(piece.extent) is extent:
-                raise
-            return None
-        stop = min(piece.stop, extent.used)
-        if content.extents.get(piece.extent) is not extent or not extent.written.covers(piece.start, stop):
-            return None
-        return self._padded(frame.view[piece.start : stop], piece)
-
-    async def _read_base(self, piece: Piece) -> memoryview | bytes | None:
-        """From the published version; None if the draft went on to another one or wrote to the extent meanwhile."""
-        content, versions, base = self.content, self._services.versions, self.content.base
-        stop = min(piece.stop, content.base_used(piece.extent))
-        if base is None or stop <= piece.start:
-            return self._services.memory.zeros[: piece.stop - piece.start]
-        try:
-            frame = await versions.get(base, piece.extent)
-        except BlockError:
-            if content.base is base:
-                raise
-            return None
-        versions.unpin_frame(frame)  # nobody else gets it before the caller's next checkpoint
-        if content.base is not base or piece.extent in content.extents:
-            return None
-        stop = min(stop, content.base_used(piece.extent))
-        return self._padded(frame.view[piece.start : max(piece.start, stop)], piece)
-
-    @staticmethod
-    def _padded(view: memoryview, piece: Piece) -> memoryview | bytes:
-        """With zeros for what the file does not have there."""
-        missing = piece.stop - piece.start - len(view)
-        return bytes(view) + bytes(missing) if missing else view
+        return await self._reading.read(offset, min(length, self.size - offset))  # which catches up
 
     # --- publishing
 
@@ -415,7 +343,7 @@ class Draft:
         limit = self._services.pool.inline_limit(bytes(NAME_MAX), self.attributes.xattrs)
         if self.size > limit:
             return None
-        return bytes(await self._read(Piece(0, 0, self.size))) if self.size else b""
+        return bytes(await self._reading.read(0, self.size))
 
     async def _settle_extents(self, nursery: trio.Nursery) -> tuple[ExtentRef, ...]:
         content, memory = self.content, self._services.memory

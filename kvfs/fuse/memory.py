@@ -8,19 +8,19 @@ holds an older version is simply written again.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 
 import trio
 
-from blockdev.errors import BlockError, DeviceTimeout, NoSpace
+from blockdev.errors import BlockError, NoSpace
 from blockdev.locks import KeyedLocks
 from blockdev.types import SlotRef, Xxh3
-from kvfs.errors import FramesClosed, FramesError, NoFrames
+from kvfs.errors import FramesClosed, FramesError
 from kvfs.frames import Frame, FrameCache
 from kvfs.fuse.content import DraftContent, DraftExtent, Saved
+from kvfs.fuse.draft_frames import DraftFrames
 from kvfs.fuse.ports import PoolPort
 from kvfs.fuse.saving import Saver
 from kvfs.fuse.versions import Versions
@@ -56,13 +56,8 @@ class DraftMemory:
         self._frames = frames
         self._saver = Saver(pool, frames, versions, self._still)
         self._nursery = nursery
-        self._limit = limit
-        self._patience = patience
         self._busy: KeyedLocks[DraftExtent] = KeyedLocks()
-        self._resident: OrderedDict[DraftExtent, None] = OrderedDict()
-        """Extents with a frame, those touched last at the end."""
-        self._taken = 0
-        self._changed = trio.Event()
+        self._own = DraftFrames(frames, limit=limit, patience=patience)
         self.zeros = self._saver.zeros
         """As many as an extent has bytes."""
         self.spilled = 0
@@ -96,7 +91,7 @@ class DraftMemory:
 
     def _drop_prepared(self) -> bool:
         """Give back what was prepared and is not used yet; whether there was any."""
-        prepared = [extent for extent in self._resident if extent.owner.prepared.get(extent.index) is extent]
+        prepared = [extent for extent in self._own if extent.owner.prepared.get(extent.index) is extent]
         dropped = [self._drop_unused(extent) for extent in prepared]
         return any(dropped)
 
@@ -116,22 +111,18 @@ class DraftMemory:
 
         Only if that takes no frame that others wait for; a failure to find a slot is for who writes to tell.
         """
-        if not content.intake.serves or self._knows(content, index) or self._taken >= self._limit:
+        if not content.intake.serves or self._knows(content, index) or self._own.is_full:
             return
         try:
             slot = await self._pool.reserve(content.extent_size)
         except BlockError:
             return
-        frame = self._frames.try_allocate() if self._taken < self._limit else None
-        if frame is None or self._knows(content, index) or content.error is not None:
+        frame = None if self._knows(content, index) or content.error is not None else self._own.try_take()
+        if frame is None:
             self._pool.give_back(slot)
-            if frame is not None:
-                self._frames.unpin(frame)
             return
-        self._taken += 1
         extent = content.prepared[index] = DraftExtent(content, index, slot)
-        extent.frame = frame
-        self._touch(extent)
+        self._own.give(extent, frame)
         self.admit(extent)
 
     @staticmethod
@@ -176,7 +167,7 @@ class DraftMemory:
         while extent.frame is None:
             async with self._hold(extent):
                 await self._load(extent)
-        self._touch(extent)
+        self._own.touch(extent)
         return extent.frame
 
     async def complete(self, extent: DraftExtent) -> Frame:
@@ -270,7 +261,7 @@ class DraftMemory:
         extent.dead = True
         frame = extent.frame
         if frame is not None:
-            self._forget_frame(extent)
+            self._own.forget(extent)
             alone = extent.owner.intake.shut(extent, lambda: None)
             assert alone
         return frame
@@ -292,7 +283,7 @@ class DraftMemory:
             finally:
                 if extent.dead:
                     self._bury(extent)
-                self._wake()
+                self._own.wake()
 
     async def _load(self, extent: DraftExtent) -> None:
         """Give the extent a frame, and what its slot holds."""
@@ -300,16 +291,14 @@ class DraftMemory:
             raise FramesClosed("the file was closed")
         if extent.frame is not None:
             return
-        frame = await self._take()
+        frame = await self._own.take(self._spill_one)
         try:
             if extent.saved is not None and extent.slot is not None:
                 await self._saver.read_back(extent.slot, extent.saved, frame)
         except BaseException as error:
-            self._give_up(frame, error)
-            self._taken -= 1
+            self._own.put_back(frame, error)
             raise
-        extent.frame = frame
-        self._touch(extent)
+        self._own.give(extent, frame)
 
     async def _move_to_smaller(self, extent: DraftExtent, used: int) -> None:
         """Take a slot of a smaller class if the file ends early in the extent; keep the old one if there is none."""
@@ -349,28 +338,9 @@ class DraftMemory:
 
     # --- frames
 
-    async def _take(self) -> Frame:
-        """A private frame, within the limit.
-
-        :raises NoFrames:
-        """
-        deadline = trio.current_time() + self._patience
-        while self._taken >= self._limit:
-            if not await self._spill_one():
-                with trio.move_on_at(deadline):
-                    await self._changed.wait()
-                if trio.current_time() >= deadline:
-                    raise NoFrames(f"all {self._limit} frames for files that are being written are in use")
-        self._taken += 1
-        try:
-            return await self._frames.allocate()
-        except BaseException:
-            self._taken -= 1
-            raise
-
     async def _spill_one(self) -> bool:
         """Free the frame of the extent that was touched longest ago; False if all are being worked on."""
-        for extent in self._resident:
+        for extent in self._own:
             with self._busy.try_hold(extent) as free:
                 pass
             if free:
@@ -396,34 +366,15 @@ class DraftMemory:
             if extent.frame is not None:
                 self._drop_frame(extent)
 
-    def _touch(self, extent: DraftExtent) -> None:
-        self._resident[extent] = None
-        self._resident.move_to_end(extent)
-
-    def _forget_frame(self, extent: DraftExtent) -> None:
-        extent.frame = None
-        del self._resident[extent]
-        self._taken -= 1
-        self._wake()
-
     def _drop_frame(self, extent: DraftExtent) -> None:
         if extent.frame is None:
             return
         left = _Left()
         alone = extent.owner.intake.shut(extent, left)
         left.call = partial(self._frames.unpin, extent.frame)  # which is final only now
-        self._forget_frame(extent)
+        self._own.forget(extent)
         if alone:
             left()
-
-    def _give_up(self, frame: Frame, error: BaseException) -> None:
-        if isinstance(error, DeviceTimeout) and error.pending is not None:
-            self._frames.hold_until(frame, error.pending)
-        self._frames.unpin(frame)
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
 
     # --- the end
 
