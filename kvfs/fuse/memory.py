@@ -200,6 +200,7 @@ class DraftMemory:
         :param nursery: for what goes on
         :raises BlockError, FramesError:
         """
+        await self._saver.digested(extent)
         state = self._newest(extent)
         if state is None or self._pool.slot_size(state.length) < extent.slot_size:
             state = await nursery.start(self._settle, extent)

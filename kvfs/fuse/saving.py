@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+import trio
 from xxhash import xxh3_64_intdigest
 
 from blockdev.errors import ChecksumError, DeviceTimeout
@@ -38,6 +39,7 @@ class Saver:
         self._versions = versions
         self._still = still
         self._under_way = 0
+        self._digesting: dict[DraftExtent, trio.Event] = {}
         self.zeros = memoryview(bytes(pool.extent_size))
 
     def part_of(self, extent: DraftExtent) -> int:
@@ -66,7 +68,24 @@ class Saver:
         :param on_digest: told what the slot will hold; `extent.sending` says so then, too
         :raises BlockError, FramesError:
         """
-        await self.fill(extent)
+        known = self._digesting[extent] = trio.Event()
+        try:
+            await self.fill(extent)
+            await self._save(extent, known, on_digest)
+        finally:
+            known.set()
+            del self._digesting[extent]
+            extent.sending = None
+
+    async def digested(self, extent: DraftExtent) -> None:
+        """Wait until a `save` that is under way, if one is, knows what the slot will hold. For who does not hold it."""
+        known = self._digesting.get(extent)
+        if known is not None:
+            await known.wait()
+
+    async def _save(
+        self, extent: DraftExtent, known: trio.Event, on_digest: Callable[[Saved], object]
+    ) -> None:
         assert extent.frame is not None
         view, used, version = extent.frame.view, extent.used, extent.version
         end = padded(used)
@@ -74,18 +93,16 @@ class Saver:
 
         async def digest() -> None:
             extent.sending = Saved(version, used, Xxh3(xxh3_64_intdigest(view[:used])))
+            known.set()
             on_digest(extent.sending)
 
-        try:
-            if extent.sent >= end:
-                await digest()
-            else:
-                async with background() as nursery:
-                    nursery.start_soon(digest)  # runs when the write is on its way: that takes longer
-                    await self.send(extent, end)
-            extent.saved = extent.sending
-        finally:
-            extent.sending = None
+        if extent.sent >= end:
+            await digest()
+        else:
+            async with background() as nursery:
+                nursery.start_soon(digest)  # runs when the write is on its way: that takes longer
+                await self.send(extent, end)
+        extent.saved = extent.sending
 
     async def _write(self, slot: SlotRef, frame: Frame, start: int, stop: int) -> None:
         self._under_way += 1
