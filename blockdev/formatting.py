@@ -11,13 +11,14 @@ from dataclasses import replace
 from uuid import UUID
 
 from blockdev import layout
-from blockdev.media import PAIR, Media, first_generation
+from blockdev.media import PAIR, Media
 from blockdev.region import FORMATTED_SEQUENCE
 from blockdev.types import (
     CHUNK_SLOTS,
     PAGE,
     Descriptor,
     Epoch,
+    Generation,
     Kind,
     RegionHeader,
     RegionId,
@@ -61,7 +62,7 @@ async def format_region(media: Media, region: RegionId, slot_class: SlotClass, w
 
 async def _wipe_descriptors(media: Media, region: RegionId, header: RegionHeader) -> None:
     geometry = media.class_geometry(region.device, header.slot_class)
-    generation = first_generation(header.epoch)
+    generation = _first_generation(header.epoch)
     for chunk in range(geometry.chunks):
         first, count = geometry.chunk_span(chunk)
         with media.buffers.take(CHUNK_SLOTS * PAIR) as buffer:
@@ -71,3 +72,8 @@ async def _wipe_descriptors(media: Media, region: RegionId, header: RegionHeader
                 buffer[i * PAIR : i * PAIR + PAGE] = layout.encode_descriptor(media.pool, free)
                 buffer[i * PAIR + PAGE : (i + 1) * PAIR] = bytes(PAGE)
             await media.write_in_region(region, geometry.descriptor_offset(first), buffer[: count * PAIR])
+
+
+def _first_generation(epoch: Epoch) -> Generation:
+    """The generation of a slot's first use after its region was formatted: no generation ever comes twice."""
+    return Generation(epoch << 32)

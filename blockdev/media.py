@@ -23,9 +23,7 @@ from blockdev.types import (
     PAGE,
     Descriptor,
     DeviceNo,
-    Epoch,
     ExtentRef,
-    Generation,
     RegionHeader,
     RegionId,
     RegionNo,
@@ -395,8 +393,3 @@ class Media:
         """Close every device."""
         for attached in self.devices.values():
             await attached.device.aclose()
-
-
-def first_generation(epoch: Epoch) -> Generation:
-    """The generation of a slot's first use after its region was formatted: no generation ever comes twice."""
-    return Generation(epoch << 32)
