@@ -277,10 +277,13 @@ class Draft:
         if not self._mtime_set and content.size:
             attributes.mtime_ns = self._services.now_ns()
         inline = await self._inline()
-        async with background() as nursery:
-            extents = () if inline is not None else await self._settle_extents(nursery)
-            self.check()  # an extent may have been lost while others were written
-            record = await self._hand_over(self._described(inline or b"", extents, replace=replace))
+        if inline is not None:
+            record = await self._hand_over(self._described(inline, (), replace=replace))
+        else:
+            async with background() as nursery:
+                extents = await self._settle_extents(nursery)
+                self.check()  # an extent may have been lost while others were written
+                record = await self._hand_over(self._described(b"", extents, replace=replace))
         attributes.mtime_ns, attributes.ctime_ns = record.mtime_ns, record.ctime_ns
         self._services.predecessors.note(self._writer, self.name)
 

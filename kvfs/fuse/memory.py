@@ -57,7 +57,7 @@ class DraftMemory:
         self._saver = Saver(pool, frames, versions, self._still)
         self._nursery = nursery
         self._busy: KeyedLocks[DraftExtent] = KeyedLocks()
-        self._own = DraftFrames(frames, limit=limit, patience=patience)
+        self._share = DraftFrames(frames, limit=limit, patience=patience)
         self.zeros = self._saver.zeros
         """As many as an extent has bytes."""
         self.spilled = 0
@@ -91,7 +91,7 @@ class DraftMemory:
 
     def _drop_prepared(self) -> bool:
         """Give back what was prepared and is not used yet; whether there was any."""
-        prepared = [extent for extent in self._own if extent.owner.prepared.get(extent.index) is extent]
+        prepared = [extent for extent in self._share if extent.owner.prepared.get(extent.index) is extent]
         dropped = [self._drop_unused(extent) for extent in prepared]
         return any(dropped)
 
@@ -111,18 +111,18 @@ class DraftMemory:
 
         Only if that takes no frame that others wait for; a failure to find a slot is for who writes to tell.
         """
-        if not content.intake.serves or self._knows(content, index) or self._own.is_full:
+        if not content.intake.serves or self._knows(content, index) or self._share.is_full:
             return
         try:
             slot = await self._pool.reserve(content.extent_size)
         except BlockError:
             return
-        frame = None if self._knows(content, index) or content.error is not None else self._own.try_take()
+        frame = None if self._knows(content, index) or content.error is not None else self._share.try_take()
         if frame is None:
             self._pool.give_back(slot)
             return
         extent = content.prepared[index] = DraftExtent(content, index, slot)
-        self._own.give(extent, frame)
+        self._share.give(extent, frame)
         self.admit(extent)
 
     @staticmethod
@@ -167,7 +167,7 @@ class DraftMemory:
         while extent.frame is None:
             async with self._hold(extent):
                 await self._load(extent)
-        self._own.touch(extent)
+        self._share.touch(extent)
         return extent.frame
 
     async def complete(self, extent: DraftExtent) -> Frame:
@@ -262,7 +262,7 @@ class DraftMemory:
         extent.dead = True
         frame = extent.frame
         if frame is not None:
-            self._own.forget(extent)
+            self._share.forget(extent)
             alone = extent.owner.intake.shut(extent, lambda: None)
             assert alone
         return frame
@@ -284,7 +284,7 @@ class DraftMemory:
             finally:
                 if extent.dead:
                     self._bury(extent)
-                self._own.wake()
+                self._share.wake()
 
     async def _load(self, extent: DraftExtent) -> None:
         """Give the extent a frame, and what its slot holds."""
@@ -292,14 +292,14 @@ class DraftMemory:
             raise FramesClosed("the file was closed")
         if extent.frame is not None:
             return
-        frame = await self._own.take(self._spill_one)
+        frame = await self._share.take(self._spill_one)
         try:
             if extent.saved is not None and extent.slot is not None:
                 await self._saver.read_back(extent.slot, extent.saved, frame)
         except BaseException as error:
-            self._own.put_back(frame, error)
+            self._share.put_back(frame, error)
             raise
-        self._own.give(extent, frame)
+        self._share.give(extent, frame)
 
     async def _move_to_smaller(self, extent: DraftExtent, used: int) -> None:
         """Take a slot of a smaller class if the file ends early in the extent; keep the old one if there is none."""
@@ -341,7 +341,7 @@ class DraftMemory:
 
     async def _spill_one(self) -> bool:
         """Free the frame of the extent that was touched longest ago; False if all are being worked on."""
-        for extent in self._own:
+        for extent in self._share:
             with self._busy.try_hold(extent) as free:
                 pass
             if free:
@@ -373,7 +373,7 @@ class DraftMemory:
         left = _Left()
         alone = extent.owner.intake.shut(extent, left)
         left.call = partial(self._frames.unpin, extent.frame)  # which is final only now
-        self._own.forget(extent)
+        self._share.forget(extent)
         if alone:
             left()
 
