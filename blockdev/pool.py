@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypedDict, Unpack
 
@@ -47,7 +48,7 @@ from blockdev.membership import Membership
 from blockdev.others import Others, Tools
 from blockdev.pool_figures import LimboTotals, PoolCounters, PoolStatistics, RoomTotals
 from blockdev.publication import NewObject, directory_mode, moved, symlink_mode
-from blockdev.publisher import OWED_ROOM, Consumed, Publisher
+from blockdev.publisher import OWED_ROOM, Arrived, Consumed, Publisher
 from blockdev.reading import Reader
 from blockdev.recovery import Recovered
 from blockdev.room import Room
@@ -341,14 +342,17 @@ class Pool:
         """Undo `reserve`."""
         self._room.give_back(ref)
 
-    async def write(self, ref: SlotRef, data: memoryview) -> None:
-        """Write `data` (page-aligned, whole pages) to the start of a reserved slot's payload.
+    async def write(self, ref: SlotRef, data: memoryview, at: int = 0) -> None:
+        """Write `data` (page-aligned, whole pages) into a reserved slot's payload, from its byte `at` on.
 
+        Parts may be written in any order and at once, as long as they do not overlap.
+
+        :param at: a multiple of the page
         :raises DeviceTimeout: the slot is not used again, since the write may still arrive
         :raises Unavailable, DeviceError:
         """
         self._check_open()
-        await self._room.write_payload(ref, data)
+        await self._room.write_payload(ref, data, at)
 
     async def read_reserved(self, ref: SlotRef, into: memoryview) -> None:
         """Read back what was written to a reserved slot. :raises Unavailable, DeviceError:"""
@@ -358,10 +362,12 @@ class Pool:
         """Most bytes that `publish` takes inline for such an object; negative if the attributes alone do not fit."""
         return layout.max_inline(name, xattrs, OWED_ROOM)
 
-    async def publish(self, new: NewObject) -> Descriptor:
+    async def publish(self, new: NewObject, arrived: Arrived | None = None) -> Descriptor:
         """Make `new` what its name stands for.
 
         Takes over every reserved slot in `new.extents`, also when it fails: then they are freed.
+
+        :param arrived: waits for writes into these slots that are still on their way; see `Arrived`
 
         :raises BadName, RecordTooLarge:
         :raises Missing: no such directory
@@ -377,20 +383,26 @@ class Pool:
                     self._tree.entering(new.directory),
                     self._names.hold((new.directory, new.name)),
                 ):
-                    head = await self._publish_locked(new, taken)
+                    head = await self._publish_locked(new, taken, arrived)
             except BaseException:
-                await self._publisher.abandon(taken)  # noqa: ASYNC102 - shielded, and every I/O has a deadline
+                # Shielded, and every I/O has a deadline.
+                if arrived is not None:
+                    with suppress(Exception):  # what it says was raised already, or matters no more
+                        await arrived()  # noqa: ASYNC102 - nothing is written into slots that are freed
+                await self._publisher.abandon(taken)  # noqa: ASYNC102
                 raise
         return head
 
-    async def _publish_locked(self, new: NewObject, taken: Consumed) -> Descriptor:
+    async def _publish_locked(
+        self, new: NewObject, taken: Consumed, arrived: Arrived | None = None
+    ) -> Descriptor:
         old = self._replaceable(new)
         base = self.current(new.base) if new.base is not None else None
         async with self._objects.hold(*{record.object_id for record in (old, base) if record is not None}):
             old = self._replaceable(new)  # may have been evicted while we waited
             base = self.current(new.base) if new.base is not None else None
             beaten = self._others.beaten(old)
-            head = await self._publisher.write(new, old, base, taken)
+            head = await self._publisher.write(new, old, base, taken, arrived)
             if old is not None and old.object_id != head.object_id:
                 await self._versions.replaced(old, head)
             for record in beaten:

@@ -19,6 +19,7 @@ import trio
 
 from blockdev.errors import DeviceError, DeviceTimeout, FormatError, NoSpace, Unavailable
 from blockdev.eviction import Policy
+from blockdev.formatting import format_region, retire_region
 from blockdev.leasing import Everything, Leasing
 from blockdev.limbo import Limbo
 from blockdev.locks import KeyedLocks
@@ -230,14 +231,14 @@ class Room:
         """The classes of those of these slots that can be read."""
         return self._media.classes(refs)
 
-    async def write_payload(self, ref: SlotRef, data: memoryview) -> None:
-        """Write `data` (whole pages) to the start of a reserved slot's payload.
+    async def write_payload(self, ref: SlotRef, data: memoryview, at: int = 0) -> None:
+        """Write `data` (whole pages) into a reserved slot's payload, from its byte `at` on.
 
         :raises DeviceTimeout: the slot is not used again, since the write may still arrive
         :raises Unavailable, DeviceError:
         """
         try:
-            await self._media.write_payload(ref.address, data)
+            await self._media.write_payload(ref.address, data, at)
         except DeviceTimeout:
             self._space.quarantine(ref.address)
             raise
@@ -330,8 +331,8 @@ class Room:
 
     async def _format(self, region: RegionId, slot_class: SlotClass) -> None:
         try:
-            header = await self._media.format_region(
-                region, slot_class, self._options.member, lambda: self._wanted.total() > 0
+            header = await format_region(
+                self._media, region, slot_class, self._options.member, lambda: self._wanted.total() > 0
             )
             slots = self._media.geometry(region).slots
         except (DeviceError, Unavailable) as error:
@@ -448,7 +449,7 @@ class Room:
                 return False
             self._space.remove_region(coldest)
             with trio.CancelScope(shield=True):
-                await self._media.retire_region(coldest)
+                await retire_region(self._media, coldest)
             self._leasing.release(coldest)
             self.counters.given += 1
             return True

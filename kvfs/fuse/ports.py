@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol, TypedDict, Unpack
 
 from blockdev.publication import NewObject
+from blockdev.publisher import Arrived
 from blockdev.types import Descriptor, DirectoryId, ExtentRef, SlotRef
 
 Xattrs = tuple[tuple[bytes, bytes], ...]
@@ -73,13 +74,13 @@ class PoolPort(Protocol):
 
     def give_back(self, ref: SlotRef) -> None: ...
 
-    async def write(self, ref: SlotRef, data: memoryview) -> None: ...
+    async def write(self, ref: SlotRef, data: memoryview, at: int = 0) -> None: ...
 
     async def read_reserved(self, ref: SlotRef, into: memoryview) -> None: ...
 
     def inline_limit(self, name: bytes, xattrs: Xattrs = ()) -> int: ...
 
-    async def publish(self, new: NewObject) -> Descriptor: ...
+    async def publish(self, new: NewObject, arrived: Arrived | None = None) -> Descriptor: ...
 
     async def rename(
         self, record: Descriptor, directory: DirectoryId, name: bytes, *, replace: bool = True

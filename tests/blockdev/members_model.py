@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import trio
 from xxhash import xxh3_64_intdigest
@@ -25,8 +24,18 @@ from blockdev.memory import page_buffer
 from blockdev.pool import Pool
 from blockdev.publication import NewObject
 from blockdev.testing import RandomFaults
-from blockdev.types import ROOT, Descriptor, Kind, ObjectId, RegionId, RegionNo, SlotAddress, SlotNo
-from blockdev.types import ExtentRef, Xxh3
+from blockdev.types import (
+    ROOT,
+    Descriptor,
+    ExtentRef,
+    Kind,
+    ObjectId,
+    RegionId,
+    RegionNo,
+    SlotAddress,
+    SlotNo,
+    Xxh3,
+)
 from tests.blockdev.crash_model import EXTENT, SIZES, Failure, Key, Seen, Version
 from tests.blockdev.members import Handle, Host, host
 
@@ -169,14 +178,14 @@ class MembersModel:
     def _spy(self, pool: Pool) -> None:
         evict = pool._room.evict
 
-        async def spy(object_id: ObjectId) -> bool:
+        async def spy(object_id: ObjectId, *, ahead: bool = False) -> bool:
             record = pool.catalog.by_id(object_id)
             if record is not None:
                 # What is being renamed has another name already, which its owner may not have seen.
                 for key in {(record.directory, record.name), *self.busy}:
                     self._known(key).add(None)
                     self.evictions[key] += 1
-            return await evict(object_id)
+            return await evict(object_id, ahead=ahead)
 
         pool._room.evict = spy
 
@@ -253,7 +262,7 @@ class MembersModel:
         await self._done(key, {version}, evictions, kills)
 
     async def _publish(self, pool: Pool, key: Key, version: Version) -> None:
-        attributes: tuple[Any, ...] = (*key, 0o100644, 0, 0, 0, version.size)
+        attributes = (*key, 0o100644, 0, 0, 0, version.size)
         if version.size <= pool.inline_limit(key[1]):
             inline = version.part(0) if version.size else b""
             await pool.publish(NewObject(*attributes, inline=inline))

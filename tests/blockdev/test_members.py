@@ -172,7 +172,7 @@ async def test_a_slot_rests_while_another_member_reads_it(both: Both, autojump_c
     assert two.lookup(ROOT, b"x") is None
     with pytest.raises(Raced):
         two.pin(record)
-    one._space.reap(trio.current_time(), one._room._is_held)
+    await one._room.limbo.reap()
     assert one.statistics().space.limbo == 0
 
 
