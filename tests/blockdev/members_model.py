@@ -201,9 +201,10 @@ class MembersModel:
             return
         region = RegionId(number, RegionNo((offset - geometry.data_offset) // geometry.region_size))
         for other in self.members:
-            if other is not member and other.pool is not None and not other.dead:
-                if other.pool.catalog.assigned(region) is not None:
-                    raise Failure(f"seed {self.seed}: {region} is written by two")
+            if other is member or other.pool is None or other.dead:
+                continue
+            if other.pool.catalog.assigned(region) is not None:
+                raise Failure(f"seed {self.seed}: {region} is written by two")
         header = pool.media.known_header(region)
         if header is None or not header.slot_class.payload_size:
             return
@@ -211,9 +212,9 @@ class MembersModel:
         inside = offset - geometry.region_offset(region.region)
         for slot in range(slots.slots):
             start = slots.payload_offset(SlotNo(slot))
-            if start <= inside < start + header.slot_class.payload_size:
-                if self.read[SlotAddress(*region, SlotNo(slot))]:
-                    raise Failure(f"seed {self.seed}: slot {slot} of {region} is reused while it is read")
+            is_hit = start <= inside < start + header.slot_class.payload_size
+            if is_hit and self.read[SlotAddress(*region, SlotNo(slot))]:
+                raise Failure(f"seed {self.seed}: slot {slot} of {region} is reused while it is read")
 
     # ── work ─────────────────────────────────────────────────────────────────────────────────────────────
 
