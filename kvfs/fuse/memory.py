@@ -20,7 +20,7 @@ from blockdev.errors import BlockError, ChecksumError, DeviceTimeout, NoSpace
 from blockdev.locks import KeyedLocks
 from blockdev.media import padded
 from blockdev.tasks import background
-from blockdev.types import SlotRef, Xxh3
+from blockdev.types import Descriptor, SlotRef, Xxh3
 from kvfs.errors import FramesClosed, FramesError, NoFrames
 from kvfs.frames import Frame, FrameCache
 from kvfs.fuse.content import DraftContent, DraftExtent, Saved
@@ -278,16 +278,22 @@ class DraftMemory:
             await self._still(extent)
         base = content.base
         if base is not None and extent.written.gaps(0, content.base_used(extent.index)):
-            frame = await self._versions.get(base, extent.index)
-            try:
-                self._copy_gaps(extent, frame.view)
-            finally:
-                self._frames.unpin(frame)
+            await self._fill_from(base, extent)
         assert extent.frame is not None
         for start, stop in extent.written.gaps(0, extent.used):
             extent.frame.view[start:stop] = self.zeros[: stop - start]
             extent.version += 1
         extent.written.add(0, extent.used)
+
+    async def _fill_from(self, base: Descriptor, extent: DraftExtent) -> None:
+        if base.inline:
+            self._copy_gaps(extent, memoryview(base.inline))
+            return
+        frame = await self._versions.get(base, extent.index, extent.owner.base_extents[extent.index])
+        try:
+            self._copy_gaps(extent, frame.view)
+        finally:
+            self._frames.unpin(frame)
 
     def _copy_gaps(self, extent: DraftExtent, source: memoryview) -> None:
         assert extent.frame is not None

@@ -169,7 +169,7 @@ class Tree:
         for inode in self._volume.inodes.versions(record.object_id):
             inode.gone = True
         if not self._volume.versions.is_open(record.object_id):
-            self._volume.versions.forget(record.object_id)
+            self._volume.versions.forget(record.extents)
 
     def _detach(self, inode: Inode) -> None:
         """A draft lost its name: its writers go on, but it is not published any more."""

@@ -93,7 +93,7 @@ class Volume:
 
     def gone(self, record: Descriptor) -> None:
         """An object left the pool without being asked to."""
-        self.versions.forget(record.object_id)
+        self.versions.forget(record.extents)
         self.expire(record)
 
     def expire(self, record: Descriptor) -> None:
