@@ -7,6 +7,11 @@ A folder holds `session.json` (see `catalog_session`) and LMDB's files with thes
     rows   u64, counted up                   → packed descriptor (layout)
     dirty  device u16, region u32, chunk u32 → nothing
     order  u32                               → object ids, coldest first, 4,096 to a value
+    outdone device u16, region u32, slot u32, generation u64 → stamp u64 of the record that outdoes that slot's
+    changes u64, counted up                  → what was changed, the last 8,192 of them: see `Change`
+
+Each member of a pool has one, writes it alone and lets the others read it. `outdone` is what a member says about the
+records of others, which it cannot change; `changes` is how they learn of its own.
 
 An object has one name and a name has one object, so storing an object under a new name is a rename. What a row says is
 believed only if it names the object or the name that led to it.
@@ -26,11 +31,11 @@ from __future__ import annotations
 import errno
 import logging
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from blockdev.catalog_session import Session
@@ -44,16 +49,25 @@ from blockdev.types import (
     DeviceNo,
     DirectoryId,
     DirtyChunk,
+    Generation,
     ObjectId,
     RegionNo,
+    SlotNo,
+    SlotRef,
+    Stamp,
 )
 
 log = logging.getLogger(__name__)
 
-_NAMES, _IDS, _ROWS, _DIRTY, _ORDER = _TABLES = ("names", "ids", "rows", "dirty", "order")
+_TABLES = ("names", "ids", "rows", "dirty", "order", "outdone", "changes")
+_NAMES, _IDS, _ROWS, _DIRTY, _ORDER, _OUTDONE, _CHANGES = _TABLES
 _ID_SIZE: Final = len(NO_ID)
 _CHUNK = struct.Struct(">HII")
 _NUMBER = struct.Struct(">I")
+_COUNT = struct.Struct(">Q")
+_REF = struct.Struct(">HIIQ")
+CHANGES_KEPT: Final = 8192
+"""Changes that a follower may be behind before it has missed some."""
 _ORDER_IDS = 4096
 _BATCH = 64
 
@@ -67,6 +81,15 @@ class Trust(Enum):
     """Not closed, but the system ran on: right except for the slots in dirty chunks."""
     STALE = "stale"
     """Worthless, and emptied: everything must be read from the media."""
+
+
+class Change(NamedTuple):
+    """What a member changed: what a name stands for or an object is, or that a slot's record is outdone."""
+
+    object_id: ObjectId
+    directory: DirectoryId
+    name: bytes
+    outdone: SlotRef | None = None
 
 
 class Catalog:
@@ -85,6 +108,8 @@ class Catalog:
         self._opened: Tables | None = None
         self._ignored = False  # opened for reading and not to be believed: as if empty
         self._session: Session | None = None
+        self.followed: Callable[[], bool] = lambda: False
+        """Whether changes are to be kept for others."""
 
     @classmethod
     def open(cls, folder: Path, pool: UUID, *, readonly: bool = False, map_size: int = 1 << 40) -> Catalog:
@@ -168,6 +193,12 @@ class Catalog:
             Session.forget(self._folder)
             Tables.delete(self._folder)
 
+    def is_current(self) -> bool:
+        """Whether what was opened for reading is still what the writer has; else close it, and open it again."""
+        if self._opened is None:
+            return not self._ignored and not (self._folder / "session.json").exists()
+        return self._opened.is_current
+
     # ── objects ──────────────────────────────────────────────────────────────────────────────────────────
 
     def get(self, directory: DirectoryId, name: bytes) -> Descriptor | None:
@@ -204,10 +235,12 @@ class Catalog:
             earlier = _unpacked(tables.replace(_ROWS, row, packed))
             if earlier is not None and _key(earlier) != key:
                 tables.pop(_NAMES, _key(earlier))
+                self._tell(tables, record.object_id, _key(earlier))
         if held != row:
             tables.put(_NAMES, key, row)
             if held is not None:
                 self._forget(tables, held)
+        self._tell(tables, record.object_id, key)
 
     def delete(self, directory: DirectoryId, name: bytes) -> None:
         """Forget a name and its object; nothing if it is not there."""
@@ -216,18 +249,24 @@ class Catalog:
         if row is not None:
             self._forget(tables, row)
 
-    @staticmethod
-    def _forget(tables: Tables, row: bytes) -> None:
+    def forget(self, object_id: ObjectId) -> None:
+        """Forget an object and its name; nothing if it is not there."""
+        record = self.by_id(object_id)
+        if record is not None:
+            self.delete(record.directory, record.name)
+
+    def _forget(self, tables: Tables, row: bytes) -> None:
         record = _unpacked(tables.pop(_ROWS, row))
         if record is not None:
             tables.pop(_IDS, record.object_id)
+            self._tell(tables, record.object_id, _key(record))
 
     def children(self, directory: DirectoryId, after: bytes = b"") -> Iterator[Descriptor]:
         """What is in a directory, sorted by name, from the first name behind `after`.
 
         Anything may change between steps: what is gone does not come, what is new may.
         """
-        while batch := self._names_behind(directory, after, _BATCH):
+        while batch := self.names_behind(directory, after, _BATCH):
             for after in batch:
                 record = self.get(directory, after)
                 if record is not None:
@@ -235,7 +274,7 @@ class Catalog:
 
     def has_children(self, directory: DirectoryId) -> bool:
         """Whether anything is in a directory."""
-        return bool(self._names_behind(directory, b"", 1))
+        return bool(self.names_behind(directory, b"", 1))
 
     def scan(self) -> Iterator[Descriptor]:
         """Every record, in no useful order. What changes between steps may come as it was, or not at all."""
@@ -249,6 +288,52 @@ class Catalog:
         """How many objects there are."""
         tables = self._tables()
         return 0 if tables is None else tables.count(_ROWS)
+
+    # ── other members ────────────────────────────────────────────────────────────────────────────────────
+
+    def outdo(self, ref: SlotRef, stamp: Stamp) -> None:
+        """Say that a record of ours with this stamp outdoes the one in `ref`, another member's, if that is older."""
+        tables = self._changing()
+        tables.put(_OUTDONE, _REF.pack(*ref), _COUNT.pack(stamp))
+        self._tell(tables, NO_ID, _REF.pack(*ref))
+
+    def outdone(self, ref: SlotRef) -> Stamp | None:
+        """The stamp of a record here that outdoes the one in `ref`."""
+        tables = self._tables()
+        found = None if tables is None else tables.get(_OUTDONE, _REF.pack(*ref))
+        return None if found is None else Stamp(_COUNT.unpack(found)[0])
+
+    def not_outdone(self, ref: SlotRef) -> None:
+        """Nothing here speaks of `ref` any more: that use of the slot is over."""
+        self._changing().pop(_OUTDONE, _REF.pack(*ref))
+
+    def all_outdone(self, after: SlotRef | None = None, limit: int = _BATCH) -> list[tuple[SlotRef, Stamp]]:
+        """Up to `limit` of what is outdone, behind `after`."""
+        tables = self._tables()
+        key = b"" if after is None else _REF.pack(*after)
+        items = [] if tables is None else tables.items_behind(_OUTDONE, key, limit)
+        return [(_ref(packed), Stamp(_COUNT.unpack(stamp)[0])) for packed, stamp in items]
+
+    def last_change(self) -> int:
+        """The number of the last change that was kept; 0 if none was."""
+        tables = self._tables()
+        last = None if tables is None else tables.last_key(_CHANGES)
+        return 0 if last is None else int(_COUNT.unpack(last)[0])
+
+    def changes_since(self, number: int) -> tuple[int, list[Change]] | None:
+        """What was changed after change `number`, and the number of the last one; None if some of it is not kept."""
+        tables = self._tables()
+        items = [] if tables is None else tables.items_behind(_CHANGES, _COUNT.pack(number), CHANGES_KEPT)
+        if not items:
+            return None if self.last_change() < number else (number, [])
+        first, last = (_COUNT.unpack(items[at][0])[0] for at in (0, -1))
+        return None if first != number + 1 else (last, [_change(packed) for _, packed in items])
+
+    def _tell(self, tables: Tables, object_id: ObjectId, what: bytes) -> None:
+        if self.followed():
+            number = _COUNT.unpack(tables.append(_CHANGES, object_id + what))[0]
+            if number > CHANGES_KEPT:
+                tables.pop(_CHANGES, _COUNT.pack(number - CHANGES_KEPT))
 
     # ── dirty chunks ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -354,10 +439,23 @@ class Catalog:
             yield from batch
             after = batch[-1][0]
 
-    def _names_behind(self, directory: DirectoryId, after: bytes, limit: int) -> list[bytes]:
+    def names_behind(self, directory: DirectoryId, after: bytes, limit: int) -> list[bytes]:
+        """Names in a directory, sorted, the first `limit` behind `after`."""
         tables = self._tables()
         items = [] if tables is None else tables.items_behind(_NAMES, directory + after, limit)
         return [key[_ID_SIZE:] for key, _ in items if key.startswith(directory)]
+
+
+def _ref(packed: bytes) -> SlotRef:
+    device, region, slot, generation = _REF.unpack(packed)
+    return SlotRef(DeviceNo(device), RegionNo(region), SlotNo(slot), Generation(generation))
+
+
+def _change(packed: bytes) -> Change:
+    object_id, rest = ObjectId(packed[:_ID_SIZE]), packed[_ID_SIZE:]
+    if object_id == NO_ID:
+        return Change(object_id, DirectoryId(NO_ID), b"", _ref(rest))
+    return Change(object_id, DirectoryId(rest[:_ID_SIZE]), rest[_ID_SIZE:])
 
 
 def _key(record: Descriptor) -> bytes:

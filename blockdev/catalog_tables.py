@@ -1,5 +1,8 @@
 """Tables of bytes in one LMDB environment, for one thread. The only importer of lmdb.
 
+An environment may be open only once in a process, so whoever reads what another object of this process writes shares
+it, and sees what was committed.
+
 Changes gather in one write transaction; reads go through it while it is open. LMDB runs without sync: what is committed
 survives kill -9 but not a power loss.
 """
@@ -11,9 +14,10 @@ import functools
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
 import lmdb
 
@@ -81,30 +85,17 @@ class Tables:
         path = folder / _DATA
         if not create and not path.stat().st_size:
             raise DamagedTables(f"{path} is empty")
-        try:
-            self._environment = _open(folder, len(names), map_size, create=create, readonly=readonly)
-        except _DAMAGE as error:
-            raise DamagedTables(str(error)) from error
-        except lmdb.Error as error:
-            raise _os_error(error, path) from error
+        self._shared = _share(folder, names, map_size, create=create, readonly=readonly)
+        self._environment = self._shared.environment
+        self._tables = self._shared.tables
+        self._readonly = readonly
         self.failed = False
         self._path = path
+        self._inode = path.stat().st_ino
         self._changes = 0  # in the open transaction
         self._numbers: dict[str, int] = {}  # by table, the last one given by `append`
         self._writing: Transaction[bytes] | None = None
         self._writing_since: float | None = None
-        try:
-            _check_length(self._environment, path)
-            self._tables = {
-                name: self._environment.open_db(name.encode(), create=create and not readonly)
-                for name in names
-            }
-        except lmdb.Error as error:
-            self._environment.close()
-            raise DamagedTables(str(error)) from error
-        except DamagedTables:
-            self._environment.close()
-            raise
 
     @staticmethod
     def delete(folder: Path) -> None:
@@ -116,7 +107,18 @@ class Tables:
     def close(self) -> None:
         """Changes that were not committed are lost."""
         self.abandon()
-        self._environment.close()
+        self._shared.users -= 1
+        if not (self._readonly and (self._shared.users or self._shared.writable)):
+            _forget(self._path.parent, self._shared)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the files are still those in the folder, and nobody in this process has closed them."""
+        try:
+            same = self._path.stat().st_ino == self._inode
+        except OSError:
+            return False
+        return same and not self._shared.closed
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -149,6 +151,16 @@ class Tables:
                 if cursor.key() == after and not cursor.next():
                     return []
                 return list(islice(cursor.iternext(keys=True, values=True), limit))
+        finally:
+            self._end(transaction)
+
+    @_translated
+    def last_key(self, table: str) -> bytes | None:
+        """The greatest key."""
+        transaction = self._begin()
+        try:
+            with transaction.cursor(self._tables[table]) as cursor:
+                return cursor.key() if cursor.last() else None
         finally:
             self._end(transaction)
 
@@ -254,6 +266,54 @@ class Tables:
             self._changes = 0
         self._changes += 1
         return self._writing
+
+
+@dataclass(slots=True)
+class _Shared:
+    """An environment that this process has open."""
+
+    environment: Environment
+    writable: bool
+    tables: dict[str, Any]
+    users: int = 1
+    closed: bool = False
+
+
+_OPEN: Final[dict[Path, _Shared]] = {}
+
+
+def _share(folder: Path, names: Sequence[str], map_size: int, *, create: bool, readonly: bool) -> _Shared:
+    """
+    :raises DamagedTables, OSError:
+    """
+    folder = folder.absolute()
+    there = _OPEN.get(folder)
+    if there is not None and readonly:
+        there.users += 1
+        return there
+    if there is not None:
+        _forget(folder, there)  # who reads it finds it closed, and shares this one
+    try:
+        environment = _open(folder, len(names), map_size, create=create, readonly=readonly)
+    except _DAMAGE as error:
+        raise DamagedTables(str(error)) from error
+    except lmdb.Error as error:
+        raise _os_error(error, folder / _DATA) from error
+    try:
+        _check_length(environment, folder / _DATA)
+        tables = {name: environment.open_db(name.encode(), create=create and not readonly) for name in names}
+    except (lmdb.Error, DamagedTables) as error:
+        environment.close()
+        raise DamagedTables(str(error)) from error
+    shared = _OPEN[folder] = _Shared(environment, not readonly, tables)
+    return shared
+
+
+def _forget(folder: Path, shared: _Shared) -> None:
+    if not shared.closed:
+        shared.closed = True
+        _OPEN.pop(folder.absolute(), None)
+        shared.environment.close()
 
 
 def _open(folder: Path, tables: int, map_size: int, *, create: bool, readonly: bool) -> Environment:

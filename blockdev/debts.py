@@ -8,13 +8,15 @@ on media, or be listed in a tombstone, which stays until a scan finds all of it 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 import trio
 
 from blockdev import layout
+from blockdev.catalogs import Catalogs
 from blockdev.errors import DeviceError, NoSpace, Unavailable
 from blockdev.room import Room
 from blockdev.sources import Sources
@@ -36,12 +38,20 @@ class Tombstones:
     filled up before another slot is taken: one for each object that is evicted while a device is missing would be dear.
     """
 
-    def __init__(self, room: Room, sources: Sources) -> None:
+    def __init__(self, room: Room, catalogs: Catalogs, sources: Sources, known: Iterable[Descriptor]) -> None:
         self._room = room
+        self._catalogs = catalogs
         self._sources = sources
         self._lock = trio.Lock()
+        self._all = {tombstone.ref: tombstone for tombstone in known}
+        self._over: defaultdict[SlotRef, set[SlotRef]] = defaultdict(set)
+        """Per tombstone, what it lists that is known to be invalid."""
         self._last: Descriptor | None = None
         self._spare: SlotRef | None = None
+
+    def absorb(self, known: Iterable[Descriptor]) -> None:
+        """Look after the tombstones of another seat, too."""
+        self._all |= {tombstone.ref: tombstone for tombstone in known}
 
     async def prepare(self) -> None:
         """See that a tombstone can be written when the pool is full of what needs one to go."""
@@ -96,7 +106,7 @@ class Tombstones:
             supersedes=(*last.supersedes, *refs),
         )
         await self._write(tombstone)
-        self._last = tombstone
+        self._enter(tombstone, refs)
 
     async def _begin(self, slot: SlotRef, refs: Sequence[SlotRef]) -> None:
         object_id = self._sources.new_id()
@@ -119,7 +129,42 @@ class Tombstones:
             await self._room.invalidate([slot])  # noqa: ASYNC120 - shielded by the pool
             raise
         self._room.publish(slot, tombstone.object_id)
-        self._last = tombstone
+        self._enter(tombstone, refs)
+
+    def _enter(self, tombstone: Descriptor, refs: Iterable[SlotRef]) -> None:
+        self._last = self._all[tombstone.ref] = tombstone
+        self._catalogs.put(tombstone)
+        self._catalogs.outdo([ref for ref in refs if not self._room.is_ours(ref)], tombstone.stamp)
+
+    async def sweep(self, limit: int) -> None:
+        """Look at some of what is listed, and free tombstones all of whose records are invalid by now.
+
+        :param limit: most slots to look at
+        """
+        async with self._lock:
+            for tombstone in list(self._all.values()):
+                over = self._over[tombstone.ref]
+                waiting = [ref for ref in tombstone.supersedes if ref not in over]
+                for ref in waiting[: max(0, limit)]:
+                    if not await self._room.ensure_invalid(ref):
+                        break
+                    over.add(ref)
+                limit -= len(waiting)
+                if len(over) == len(tombstone.supersedes):
+                    await self._drop(tombstone)
+                if limit <= 0:
+                    return
+
+    async def _drop(self, tombstone: Descriptor) -> None:
+        self._all.pop(tombstone.ref)
+        self._over.pop(tombstone.ref)
+        if self._last is not None and self._last.ref == tombstone.ref:
+            self._last = None
+        self._catalogs.forget(tombstone)
+        for ref in tombstone.supersedes:
+            self._catalogs.not_outdone(ref)
+        with trio.CancelScope(shield=True):
+            await self._room.invalidate([tombstone.ref])
 
     async def _write(self, tombstone: Descriptor) -> None:
         await self._room.write_record(tombstone)
@@ -132,12 +177,20 @@ class Debts:
     :param owed: per object, the slots of older records that are not known to be invalid on media
     """
 
-    def __init__(self, room: Room, sources: Sources, owed: dict[ObjectId, tuple[SlotRef, ...]]) -> None:
+    def __init__(
+        self,
+        room: Room,
+        catalogs: Catalogs,
+        sources: Sources,
+        owed: dict[ObjectId, tuple[SlotRef, ...]],
+        tombstones: Iterable[Descriptor] = (),
+    ) -> None:
         self._room = room
+        self._catalogs = catalogs
         self._owed = owed
         self._left: dict[NameKey, tuple[SlotRef, ...]] = {}
         """Per name, the slots of records that nothing stands for any more and that may still be valid on media."""
-        self._tombstones = Tombstones(room, sources)
+        self._tombstones = Tombstones(room, catalogs, sources, tombstones)
 
     def of(self, object_id: ObjectId) -> tuple[SlotRef, ...]:
         """Slots that must be invalid before this object may go, lest a scan brings them back."""
@@ -151,7 +204,8 @@ class Debts:
         if heir is not None:
             owed += self.of(heir)
         if old is not None and old.object_id != heir:
-            owed += [*self.of(old.object_id), old.ref]
+            others = [record.ref for record in self._catalogs.behind(old) if record.ref != old.ref]
+            owed += [*self.of(old.object_id), *others, old.ref]
         owed = list(dict.fromkeys(owed))
         if not all(map(self._room.reaches, owed)):
             await self._tombstones.prepare()
@@ -192,6 +246,28 @@ class Debts:
         refs = (*self.of(record.object_id), record.ref)
         await self._tombstones.bury(refs, patient=True)
         self.forgive(record.object_id)
+
+    async def bury_all(self, refs: Sequence[SlotRef]) -> None:
+        """Have a tombstone answer for records of others. :raises NoSpace, Unavailable, DeviceError: see `bury`"""
+        await self._tombstones.bury(refs, patient=True)
+
+    async def sweep(self, limit: int) -> None:
+        """See what became of some of what is owed to other members' records, and of tombstones.
+
+        :param limit: most slots to look at
+        """
+        await self._tombstones.sweep(limit)
+        owing = [i for i, refs in self._owed.items() if not all(map(self._room.is_ours, refs))]
+        for object_id in owing[:limit]:
+            before = self.of(object_id)
+            await self.settle(object_id)
+            for ref in set(before) - set(self.of(object_id)):
+                self._catalogs.not_outdone(ref)
+
+    def absorb(self, owed: dict[ObjectId, tuple[SlotRef, ...]], tombstones: Iterable[Descriptor]) -> None:
+        """Take over what another seat's objects owe."""
+        self._owed |= owed
+        self._tombstones.absorb(tombstones)
 
     async def clear(self, record: Descriptor, *, patient: bool = False) -> bool:
         """Whether a record may go now: nothing would come back.

@@ -2,14 +2,22 @@
 
 The locks are open-file-description locks: they belong to the open file, not to the process, so a library that opens
 and closes the same file elsewhere in the process does not drop them, and the kernel releases them when the holder
-ends, however it ends. What each byte of the file is:
+ends, however it ends. It does so when the last thread has ended, so none of its writes comes after that.
 
-    0 … 1023           text: who holds the pool, JSON padded with spaces; for messages only, never trusted
-    byte 1024          the pool: exclusive for its sole writing member (several members would each hold it shared)
-    bytes 1025 … 2^32  reserved
+What each byte of the file is:
+
+    0 … 1023           text: who holds the pool alone, JSON padded with spaces; for messages only, never trusted
+    byte 1024          the pool: shared by its members, exclusive for who must be alone with it
+    bytes 1025 … 1088  the seats of members, 0 to 63: exclusive
+    byte 1089          opening: exclusive for a member while it takes its seats
+    bytes 4096 …       text as above, 512 bytes a seat
+    2^31 … 2^31 + 2^24 names, by hash: exclusive for who makes a directory of that name
     (device + 1) * 2^32 + region   that region, exclusive for its writer
 
 Bytes beyond the end of the file can be locked without being there.
+
+A **seat** is what outlives its holder: an identity, which the headers of the regions it writes name, and a catalogue.
+Whoever takes a free seat takes over its regions and objects.
 
 The folder is the coordination domain: processes that do not see the same folder would not see each other's locks. So
 it has an identity, which each pool's superblock records; see `local_domain`.
@@ -27,7 +35,9 @@ import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
-from uuid import UUID, uuid4
+from uuid import UUID, uuid4, uuid5
+
+from xxhash import xxh3_64_intdigest
 
 from blockdev.errors import LeaseLost, PoolBusy, WrongDomain
 
@@ -36,8 +46,17 @@ if TYPE_CHECKING:
 
     from blockdev.types import RegionId
 
+SEATS: Final = 64
+"""Most members of a pool on one host."""
+
 _RECORD_SIZE: Final = 1024
+_SEAT_RECORDS: Final = 4096
+_SEAT_RECORD_SIZE: Final = 512
 _POOL_BYTE: Final = 1024
+_FIRST_SEAT_BYTE: Final = _POOL_BYTE + 1
+_OPENING_BYTE: Final = _FIRST_SEAT_BYTE + SEATS
+_NAMES: Final = 1 << 31
+_NAME_LOCKS: Final = 1 << 24
 _FLOCK: Final = struct.Struct("hhqqi4x")  # struct flock with 64-bit off_t: type, whence, start, length, pid
 _HELD: Final = frozenset({errno.EAGAIN, errno.EACCES})
 
@@ -54,16 +73,19 @@ class Holder:
 
 
 class Leases:
-    """One process's locks on one pool; made by `open`. Everything is released by `close`, or when the process ends.
+    """One member's locks on one pool; made by `open`. Everything is released by `close`, or when the process ends.
 
     A child made by fork does not keep them: its copy of the file is closed.
+
+    :ivar seats: the seats that are ours; the first is the one we came with
     """
 
     def __init__(self, path: Path, pool: UUID, fd: int) -> None:
         self._path = path
         self._pool = pool
         self._fd = fd
-        self._writer = False
+        self._sole = False
+        self.seats: list[int] = []
         _OPEN.add(self)
 
     @classmethod
@@ -77,22 +99,71 @@ class Leases:
         path = folder / f"{pool}.lock"
         return cls(path, pool, os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
 
-    def acquire_writer(self, purpose: str) -> None:
-        """Become the pool's sole writing member on this host.
+    # ── the pool ─────────────────────────────────────────────────────────────────────────────────────────
 
-        :param purpose: for the people who find the pool busy, such as "mounted on /mnt/kv"
-        :raises PoolBusy: another process, or another pool object of this one, is it
+    def acquire_alone(self, purpose: str) -> None:
+        """Be the only process of this host that may write to the pool, for what members cannot do.
+
+        :param purpose: for the people who find the pool busy, such as "adding a device"
+        :raises PoolBusy: it has members, or somebody else is alone with it
         :raises LeaseLost: the lock file was replaced since `open`
         """
         if not self._lock(_POOL_BYTE):
-            raise PoolBusy(f"pool {self._pool} is open for writing {_by(self.holder())}")
-        self._writer = True
-        try:
-            self.verify()
-        except LeaseLost:
-            self.close()
-            raise
-        self._record(Holder(os.getpid(), purpose))
+            raise PoolBusy(f"pool {self._pool} is open for writing {_by(self.holders())}")
+        self._sole = True
+        self._verify_or_close()
+        self._record(0, _RECORD_SIZE, Holder(os.getpid(), purpose))
+
+    def join(self, purpose: str) -> int:
+        """Become a member, which may write to the regions that it leases; returns its seat, the first that is free.
+
+        :raises PoolBusy: somebody is alone with the pool, or every seat is taken
+        :raises LeaseLost: the lock file was replaced since `open`
+        """
+        if not self._lock(_POOL_BYTE, fcntl.F_RDLCK):
+            raise PoolBusy(f"pool {self._pool} is open for writing {_by(self.holders())}")
+        self._verify_or_close()
+        seat = next((seat for seat in range(SEATS) if self.take_seat(seat)), None)
+        if seat is None:
+            raise PoolBusy(f"pool {self._pool} has {SEATS} members on this host, which is the most")
+        self._record(
+            _SEAT_RECORDS + seat * _SEAT_RECORD_SIZE, _SEAT_RECORD_SIZE, Holder(os.getpid(), purpose)
+        )
+        return seat
+
+    def take_seat(self, seat: int) -> bool:
+        """Take a seat, if it is free; whether it was."""
+        if seat in self.seats or not self._lock(_FIRST_SEAT_BYTE + seat):
+            return False
+        self.seats.append(seat)
+        return True
+
+    def leave_seat(self, seat: int) -> None:
+        """Give up a seat that is ours."""
+        self.seats.remove(seat)
+        self._set(fcntl.F_UNLCK, _FIRST_SEAT_BYTE + seat)
+
+    def others(self) -> list[int]:
+        """The seats that other members hold."""
+        return [] if self.alone else [s for s in range(SEATS) if self.is_others(s)]
+
+    def is_others(self, seat: int) -> bool:
+        """Whether another member holds a seat."""
+        return self._is_held(_FIRST_SEAT_BYTE + seat)
+
+    @property
+    def alone(self) -> bool:
+        """Whether there are no other members."""
+        return not self._is_held(_FIRST_SEAT_BYTE, length=SEATS)
+
+    def begin_opening(self) -> bool:
+        """Take seats undisturbed until `end_opening`; False if another member is about it."""
+        return self._lock(_OPENING_BYTE)
+
+    def end_opening(self) -> None:
+        self._set(fcntl.F_UNLCK, _OPENING_BYTE)
+
+    # ── regions and names ────────────────────────────────────────────────────────────────────────────────
 
     def acquire_region(self, region: RegionId) -> bool:
         """Become a region's writer; whether nobody else is. Harmless when it is ours already."""
@@ -101,15 +172,41 @@ class Leases:
     def release_region(self, region: RegionId) -> None:
         self._set(fcntl.F_UNLCK, _region_byte(region))
 
-    def holder(self) -> Holder | None:
-        """Who says to hold the pool for writing. None if nobody does or it cannot be told; may be outdated."""
-        if not self._writer and not self._is_held(_POOL_BYTE):
-            return None
+    def is_region_held(self, region: RegionId) -> bool:
+        """Whether another member writes to a region."""
+        return self._is_held(_region_byte(region))
+
+    def acquire_name(self, key: bytes) -> bool:
+        """Be the only member that makes something of this name; whether nobody else is. One at a time a member."""
+        return self._lock(_name_byte(key))
+
+    def release_name(self, key: bytes) -> None:
+        self._set(fcntl.F_UNLCK, _name_byte(key))
+
+    # ── who ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def holders(self) -> list[Holder]:
+        """Who says to hold the pool for writing. Empty if nobody does or it cannot be told; may be outdated."""
+        places = [
+            (_SEAT_RECORDS + s * _SEAT_RECORD_SIZE, _SEAT_RECORD_SIZE) for s in self.others() + self.seats
+        ]
+        if self._sole or (self._is_held(_POOL_BYTE) and not places):
+            places.append((0, _RECORD_SIZE))
+        return [holder for place in places if (holder := self._recorded(*place)) is not None]
+
+    def _recorded(self, offset: int, size: int) -> Holder | None:
         try:
-            record = json.loads(os.pread(self._fd, _RECORD_SIZE, 0))
+            record = json.loads(os.pread(self._fd, size, offset))
             return Holder(int(record["pid"]), str(record["purpose"]))
         except (ValueError, KeyError, TypeError):
             return None
+
+    def _verify_or_close(self) -> None:
+        try:
+            self.verify()
+        except LeaseLost:
+            self.close()
+            raise
 
     def verify(self) -> None:
         """Locks protect only against those who open the same file: check that it is still the one in the folder.
@@ -128,7 +225,7 @@ class Leases:
         """Release everything; harmless when repeated."""
         if self._fd < 0:
             return
-        if self._writer:
+        if self._sole:
             os.pwrite(self._fd, b" " * _RECORD_SIZE, 0)
         # Said, not left to close(2): a child that was forked a moment ago has the file open until its exec.
         self._set(fcntl.F_UNLCK, 0, length=0)
@@ -146,13 +243,13 @@ class Leases:
         self.close()
 
     def _forget(self) -> None:
-        fd, self._fd, self._writer = self._fd, -1, False
+        fd, self._fd, self._sole, self.seats = self._fd, -1, False, []
         _OPEN.discard(self)
         os.close(fd)
 
-    def _lock(self, position: int) -> bool:
+    def _lock(self, position: int, kind: int = fcntl.F_WRLCK) -> bool:
         try:
-            self._set(fcntl.F_WRLCK, position)
+            self._set(kind, position)
         except OSError as error:
             if error.errno in _HELD:
                 return False
@@ -163,17 +260,22 @@ class Leases:
         """:param length: bytes; 0 means to the end of all offsets"""
         fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, position, length, 0))
 
-    def _is_held(self, position: int) -> bool:
+    def _is_held(self, position: int, *, length: int = 1) -> bool:
         """By someone else."""
-        wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, position, 1, 0)
+        wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, position, length, 0)
         kind: int = _FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, wanted))[0]
         return kind != fcntl.F_UNLCK
 
-    def _record(self, holder: Holder) -> None:
+    def _record(self, offset: int, size: int, holder: Holder) -> None:
         text = json.dumps({"pid": holder.pid, "purpose": holder.purpose}).encode()
-        if len(text) > _RECORD_SIZE:
+        if len(text) > size:
             text = json.dumps({"pid": holder.pid, "purpose": ""}).encode()
-        os.pwrite(self._fd, text.ljust(_RECORD_SIZE), 0)
+        os.pwrite(self._fd, text.ljust(size), offset)
+
+
+def seat_identity(pool: UUID, domain: str, seat: int) -> UUID:
+    """The identity by which a seat is named as the writer of its regions."""
+    return uuid5(pool, f"{domain}/{seat}")
 
 
 def local_domain(folder: Path) -> str:
@@ -221,10 +323,14 @@ def _region_byte(region: RegionId) -> int:
     return (region.device + 1 << 32) + region.region
 
 
-def _by(holder: Holder | None) -> str:
-    if holder is None:
+def _name_byte(key: bytes) -> int:
+    return _NAMES + xxh3_64_intdigest(key) % _NAME_LOCKS
+
+
+def _by(holders: list[Holder]) -> str:
+    if not holders:
         return "elsewhere"
-    return f"by process {holder.pid}" + (f" ({holder.purpose})" if holder.purpose else "")
+    return ", ".join(f"by process {h.pid}" + (f" ({h.purpose})" if h.purpose else "") for h in holders)
 
 
 _OPEN: Final[weakref.WeakSet[Leases]] = weakref.WeakSet()

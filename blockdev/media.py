@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
@@ -340,6 +340,19 @@ class Media:
         if header is not None and known is not None and header.sequence > known.sequence:
             attached.headers[region.region] = header
 
+    async def reload_headers(self) -> None:
+        """Read the headers of all regions again. Damage, and what cannot be read, changes nothing."""
+
+        async def reload(region: RegionId) -> None:
+            with suppress(DeviceError, Unavailable):
+                await self.reload_header(region)
+
+        await for_each(
+            [RegionId(d, r) for d, a in self.devices.items() if not a.lost for r in list(a.headers)],
+            reload,
+            at_once=16,
+        )
+
     async def write_header(self, header: RegionHeader) -> None:
         """Write the page of a region's header pair that its sequence names. :raises Unavailable, DeviceError:"""
         attached = self._attached(header.device_no)
@@ -382,6 +395,20 @@ class Media:
         active = replace(active, sequence=active.sequence + 1)
         await self.write_header(active)
         return active
+
+    async def retire_region(self, region: RegionId) -> None:
+        """Make a region nobody's. Nothing in it is believed from here on. :raises Unavailable, DeviceError:"""
+        old = self.header(region)
+        retired = replace(
+            old,
+            state=RegionState.RETIRED,
+            writer=UUID(int=0),
+            epoch=Epoch(old.epoch + 1),
+            sequence=old.sequence + 1,
+        )
+        await self.write_header(retired)
+        await self.flush([region.device])
+        await self.write_header(replace(retired, sequence=retired.sequence + 1))
 
     async def _write_through(
         self, attached: Attached, region: RegionId, geometry: layout.RegionGeometry

@@ -14,7 +14,7 @@ import logging
 import secrets
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ import trio
 
 from blockdev import layout
 from blockdev.catalog import Catalog, Trust
+from blockdev.catalogs import Catalogs, catalog_folder
 from blockdev.debts import Debts
 from blockdev.device import Device
 from blockdev.errors import (
@@ -37,11 +38,14 @@ from blockdev.errors import (
     WrongDomain,
 )
 from blockdev.eviction import Lru, Policy
+from blockdev.follow import Follower
+from blockdev.lease import SEATS, Leases, seat_identity
 from blockdev.media import Attached, Media
+from blockdev.membership import GRACE, Membership, others_there, seats_there
 from blockdev.memory import page_buffer
 from blockdev.pool import Parts, Pool
 from blockdev.reading import Reader
-from blockdev.recovery import Contradiction, Recovered, Recovery, fill_space
+from blockdev.recovery import Contradiction, Ground, Recovered, Recovery, fill_space, region_of
 from blockdev.room import Room, RoomOptions
 from blockdev.sources import Sources
 from blockdev.space import Space
@@ -52,8 +56,10 @@ from blockdev.types import (
     PAGE,
     DeviceEntry,
     DeviceNo,
+    DirtyChunk,
     Epoch,
     RegionHeader,
+    RegionId,
     RegionNo,
     RegionState,
     SlotClass,
@@ -101,9 +107,10 @@ class OpenOptions:
     domain: str
     flush: bool = False
     readonly: bool = False
+    purpose: str = ""
+    """For people who find the pool busy, such as "mounted on /mnt/kv"."""
     grace: float = 0.0
-    writer_is_live: bool = False
-    """Read-only: another process keeps the catalogue current."""
+    """Least seconds between the end of a slot's use and its next one, also while there are no other members."""
     boot_id: str = field(default_factory=lambda: Path("/proc/sys/kernel/random/boot_id").read_text().strip())
     wall_ns: Callable[[], int] = time.time_ns
     entropy: Callable[[int], bytes] = secrets.token_bytes
@@ -343,36 +350,33 @@ class Opened:
 
 @asynccontextmanager
 async def open_pool(devices: Sequence[Device], folder: Path, options: OpenOptions) -> AsyncIterator[Opened]:
-    """Open the pool of these devices; they are closed with it.
+    """Open the pool of these devices, as one of its members or only to read; they are closed with it.
 
-    :param folder: where this host keeps the pool's catalogue
+    :param folder: where this host keeps the pool's locks and catalogues
     :raises WrongDomain: it is coordinated elsewhere
+    :raises PoolBusy: somebody must be alone with it, or it has as many members as it can have
     :raises FormatError, DeviceError, OSError:
     """
     async with AsyncExitStack() as stack:
         for device in devices:
             stack.push_async_callback(device.aclose)
         attached = await _attach(devices)
-        table = _table(attached)
-        superblock = replace(attached[0].superblock, devices=table)
+        superblock = replace(attached[0].superblock, devices=_table(attached))
         _check_domain(attached, options.domain)
         media = Media(superblock.pool, attached)
-        for number in media.devices:
-            await media.load_headers(number, repair=not options.readonly)
-        before = {a.superblock.device: a.superblock.sequence for a in attached}
-        if not options.readonly:
-            await _next_sequences(media, table)
-        catalog, trust = _open_catalog(folder, superblock.pool, before, options, stack)
-        opener = _Opener(media, catalog, superblock, options)
-        pool, recovered = await opener.run(trust)
-        if not options.readonly:
-            opener.begin_session()
-            media.on_lost.append(lambda _: opener.begin_session())
-        missing = tuple(DeviceNo(n) for n in range(len(table)) if n not in media.devices)
+        opener = _Opener(folder, media, superblock, options, stack)
+        await opener.open()
+        pool, recovered = await opener.run()
+        opener.begin_session()
+        media.on_lost.append(lambda _: opener.begin_session())
+        missing = tuple(DeviceNo(n) for n in range(len(superblock.devices)) if n not in media.devices)
         try:
             async with background() as nursery:
                 if not options.readonly:
-                    nursery.start_soon(_keep_committing, catalog)
+                    nursery.start_soon(_keep_committing, opener.catalogs)
+                    assert opener.membership is not None
+                    follower = Follower(pool, opener.membership, opener, recovered.doubtful)
+                    nursery.start_soon(follower.run)
                 yield Opened(pool, recovered, missing)
         finally:
             pool.close()
@@ -394,20 +398,244 @@ def _check_domain(attached: Sequence[Attached], ours: str) -> None:
             )
 
 
-def _open_catalog(
-    folder: Path, pool: UUID, sequences: dict[UUID, int], options: OpenOptions, stack: AsyncExitStack
-) -> tuple[Catalog, Trust]:
-    catalog = Catalog.open(folder, pool, readonly=options.readonly)
-    stack.callback(catalog.close, clean=False)
-    trust = catalog.trust(options.boot_id, sequences)
-    if not options.readonly or trust is Trust.CURRENT:
-        return catalog, trust
-    if trust is Trust.CRASHED and options.writer_is_live:
-        return catalog, Trust.CURRENT
-    scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="kvfs-catalogue-"))
-    temporary = Catalog.open(Path(scratch), pool)
-    stack.callback(temporary.close, clean=False)
-    return temporary, Trust.STALE
+@dataclass(slots=True)
+class _Opener:
+    """Wires the parts of one pool."""
+
+    folder: Path
+    media: Media
+    superblock: Superblock
+    options: OpenOptions
+    stack: AsyncExitStack
+    membership: Membership | None = None
+    catalogs: Catalogs = field(init=False)
+    trusts: dict[int, Trust] = field(default_factory=dict)
+    """By seat, ours; for who only reads, those that can be believed, and what is scanned for the others."""
+    regions: dict[int, list[RegionId]] = field(default_factory=dict)
+    policy: Policy = field(init=False)
+    room: Room = field(init=False)
+    damaged: int = 0
+    """Regions whose header is damaged."""
+
+    # ── who we are ───────────────────────────────────────────────────────────────────────────────────────
+
+    async def open(self) -> None:
+        """Take seats and regions, and open catalogues. :raises PoolBusy, DeviceError, OSError:"""
+        if self.options.readonly:
+            await self._load_headers()
+            self._look()
+            return
+        pool = self.superblock.pool
+        leases = self.stack.enter_context(Leases.open(self.folder, pool))
+        leases.join(self.options.purpose)
+        self.membership = Membership(self.folder, pool, self.options.domain, leases)
+        self.stack.callback(self.membership.close)
+        async with self.membership.opening():
+            await self._load_headers()  # not before: others may have changed them
+            self.membership.take_free_seats(self.media)
+            self.regions = await self.membership.take_regions(self.media)
+            before = {a.superblock.device: a.superblock.sequence for a in self.media.devices.values()}
+            if self.membership.alone:
+                await _next_sequences(self.media, self.superblock.devices)
+        own = {seat: self._open_catalog(seat, before) for seat in leases.seats}
+        self._assign(own)
+        self._distrust(self.membership.claimed)
+        self.catalogs.see_others(seats_there(self.folder))
+        self.membership.begin(self.media, self.catalogs)
+
+    def _distrust(self, claimed: Sequence[RegionId]) -> None:
+        """See that regions which came to our first seat from nobody are scanned."""
+        seat = next(iter(self.trusts))
+        if not claimed or self.trusts[seat] is Trust.STALE:
+            return
+        for region in claimed:
+            chunks = range(self.media.geometry(region).chunks)
+            self.catalogs.mark_dirty(*(DirtyChunk(*region, chunk) for chunk in chunks))
+        self.trusts[seat] = Trust.CRASHED
+
+    async def _load_headers(self) -> None:
+        for number in self.media.devices:
+            await self.media.load_headers(number, repair=not self.options.readonly)
+
+    def _open_catalog(self, seat: int, sequences: dict[UUID, int]) -> Catalog:
+        catalog = Catalog.open(
+            catalog_folder(self.folder, seat), self.superblock.pool, readonly=self.options.readonly
+        )
+        self.stack.callback(catalog.close, clean=False)
+        self.trusts[seat] = catalog.trust(self.options.boot_id, sequences)
+        return catalog
+
+    def _assign(self, own: dict[int, Catalog]) -> None:
+        self.catalogs = Catalogs(self.folder, self.superblock.pool, own)
+        self.stack.callback(self.catalogs.close_others)
+        for seat, regions in self.regions.items():
+            for region in regions:
+                self.catalogs.assign(region, seat)
+
+    def _look(self) -> None:
+        """For who only reads: believe the catalogues of members that live, or that can be believed; scan the rest."""
+        pool, domain = self.superblock.pool, self.options.domain
+        live = others_there(self.folder, pool)
+        sequences = {a.superblock.device: a.superblock.sequence for a in self.media.devices.values()}
+        identities = {seat_identity(pool, domain, seat): seat for seat in range(SEATS)}
+        own: dict[int, Catalog] = {}
+        for seat in seats_there(self.folder):
+            catalog = self._open_catalog(seat, sequences)
+            if seat in live and self.trusts[seat] is Trust.CRASHED:
+                self.trusts[seat] = Trust.CURRENT
+            if self.trusts[seat] is Trust.CURRENT:
+                own[seat] = catalog
+            else:
+                del self.trusts[seat]
+        unseen: list[RegionId] = []
+        for attached in self.media.devices.values():
+            for header in attached.headers.values():
+                if header.state is RegionState.ACTIVE:
+                    seat = identities.get(header.writer, SEATS)
+                    region = RegionId(header.device_no, header.region)
+                    (self.regions.setdefault(seat, []) if seat in own else unseen).append(region)
+        if unseen or not own:
+            scratch = Path(self.stack.enter_context(tempfile.TemporaryDirectory(prefix="kvfs-catalogue-")))
+            own[SEATS] = Catalog.open(scratch, pool)
+            self.stack.callback(own[SEATS].close, clean=False)
+            self.trusts[SEATS], self.regions[SEATS] = Trust.STALE, unseen
+        self._assign(own)
+
+    def begin_session(self) -> None:
+        """From here on our catalogues follow the devices that are there now. :raises OSError:"""
+        if not self.options.readonly:
+            begin_sessions(self.media, self.catalogs.own.values(), self.options.boot_id)
+
+    # ── what is there ────────────────────────────────────────────────────────────────────────────────────
+
+    async def run(self) -> tuple[Pool, Recovered]:
+        """Recover what our seats have. :raises BlockError, OSError:"""
+        while True:
+            seat = -1
+            space = Space()
+            self._prepare(space)
+            reader = Reader(self.media, self.superblock.extent_class.payload_size)
+            total: Recovered | None = None
+            try:
+                for seat, catalog in self.catalogs.own.items():
+                    recovered = await self._recover(seat, catalog, space, reader)
+                    if total is None:
+                        total = recovered
+                    else:
+                        total.add(recovered)
+            except (Contradiction, OSError) as error:
+                self._give_up(seat, error)
+                continue
+            assert total is not None
+            total.damaged_regions = self.damaged
+            return self._wire(space, reader, total), total
+
+    def _prepare(self, space: Space) -> None:
+        membership = self.membership
+        self.policy = self.options.policy()
+        ours = {region for regions in self.regions.values() for region in regions}
+        self.damaged = fill_space(
+            self.media,
+            space,
+            len(self.superblock.devices),
+            lambda header: RegionId(header.device_no, header.region) in ours,
+        )
+        self.room = Room(self.media, space, self.catalogs, self.policy, self._room_options(), membership)
+
+    def _room_options(self) -> RoomOptions:
+        identity = UUID(int=0) if self.membership is None else self.membership.identity
+        return RoomOptions(identity, self.superblock.extent_class, self.options.flush, self._grace)
+
+    def _grace(self) -> float:
+        """Others may still read what was freed: those who came before they could know that it was."""
+        if self.options.grace or self.membership is None or self.membership.alone:
+            return self.options.grace
+        return GRACE
+
+    async def adopt(self, pool: Pool) -> list[int]:
+        """Take over the seats of members that ended; returns them.
+
+        Until it is done their objects are as another member's: what they have is recovered aside.
+        """
+        membership = self.membership
+        assert membership is not None
+        before = set(membership.leases.seats)
+        membership.take_free_seats(self.media)
+        adopted = [seat for seat in membership.leases.seats if seat not in before]
+        for seat in adopted:
+            log.info("taking over what member %d of pool %s had", seat, self.superblock.name)
+            await self._adopt_one(pool, seat)
+        return adopted
+
+    async def _adopt_one(self, pool: Pool, seat: int) -> None:
+        membership = self.membership
+        assert membership is not None
+        await self.media.reload_headers()
+        regions = await membership.take_regions_of(seat, self.media)
+        self.catalogs.close_other(seat)
+        sequences = {a.superblock.device: a.superblock.sequence for a in self.media.devices.values()}
+        catalog = self._open_catalog(seat, sequences)
+        self.catalogs.add_other(seat, catalog)
+        space = Space()
+        for region in regions:
+            space.add_region(region_of(self.media, region))
+        room = Room(self.media, space, catalog, self.policy, self._room_options())
+        ground = Ground(self.media, self.catalogs, space, pool.reader, room)
+        found = await Recovery(ground, catalog, regions).run(self.trusts[seat], self.policy)
+        begin_sessions(self.media, [catalog], self.options.boot_id)
+        catalog.followed = lambda: not membership.alone
+        self.catalogs.add_own(seat, catalog)
+        for region in regions:
+            self.catalogs.assign(region, seat)
+        pool.absorb(space, room, found)
+
+    async def _recover(self, seat: int, catalog: Catalog, space: Space, reader: Reader) -> Recovered:
+        room = None if self.options.readonly else self.room
+        ground = Ground(self.media, self.catalogs, space, reader, room)
+        return await Recovery(ground, catalog, self.regions.get(seat, ())).run(self.trusts[seat], self.policy)
+
+    def _give_up(self, seat: int, error: Contradiction | OSError) -> None:
+        catalog = self.catalogs.own[seat]
+        if isinstance(error, OSError) and not catalog.failed:
+            raise error
+        what = "is damaged" if isinstance(error, OSError) else "contradicts the media"
+        if self.options.readonly:
+            raise BlockError(f"the catalogue {what}: {error}; mount the pool once") from error
+        log.warning("the catalogue %s (%s): it is built again from the media", what, error)
+        catalog.clear()  # and with it what it remembers as dirty, before `Room` looks at that
+        self.trusts[seat] = Trust.STALE
+
+    def _wire(self, space: Space, reader: Reader, recovered: Recovered) -> Pool:
+        options = self.options
+        sources = Sources(options.wall_ns, options.entropy, recovered.high)
+        debts = Debts(self.room, self.catalogs, sources, recovered.owed, recovered.tombstones)
+        versions = Versions(self.catalogs, self.policy, self.room, reader, debts, recovered.stranded)
+        if self.membership is not None:
+            versions.pins.elsewhere = self.membership.board
+            membership = self.membership
+            for catalog in self.catalogs.own.values():
+                catalog.followed = lambda: not membership.alone
+        parts = Parts(
+            self.superblock,
+            self.media,
+            self.catalogs,
+            space,
+            self.policy,
+            self.room,
+            reader,
+            versions,
+            sources,
+            self.membership,
+            recovered.aliases,
+        )
+        return Pool(parts)
+
+
+def begin_sessions(media: Media, catalogs: Iterable[Catalog], boot_id: str) -> None:
+    """From here on these catalogues follow the devices that are there now. :raises OSError:"""
+    present = {a.superblock.device: a.superblock.sequence for a in media.devices.values() if not a.lost}
+    for catalog in catalogs:
+        catalog.begin_session(boot_id, present)
 
 
 async def _next_sequences(media: Media, table: tuple[DeviceEntry, ...]) -> None:
@@ -417,65 +645,7 @@ async def _next_sequences(media: Media, table: tuple[DeviceEntry, ...]) -> None:
     await media.flush(media.devices)
 
 
-@dataclass(slots=True)
-class _Opener:
-    """Wires the parts of one pool."""
-
-    media: Media
-    catalog: Catalog
-    superblock: Superblock
-    options: OpenOptions
-    policy: Policy = field(init=False)
-    room: Room = field(init=False)
-
-    def begin_session(self) -> None:
-        """From here on the catalogue follows the devices that are there now. :raises OSError:"""
-        present = [a.superblock for a in self.media.devices.values() if not a.lost]
-        self.catalog.begin_session(self.options.boot_id, {s.device: s.sequence for s in present})
-
-    async def run(self, trust: Trust) -> tuple[Pool, Recovered]:
-        try:
-            return await self._recover(trust)
-        except (Contradiction, OSError) as error:
-            if isinstance(error, OSError) and not self.catalog.failed:
-                raise
-            what = "is damaged" if isinstance(error, OSError) else "contradicts the media"
-            if self.options.readonly:
-                raise BlockError(f"the catalogue {what}: {error}; mount the pool once") from error
-            log.warning("the catalogue %s (%s): it is built again from the media", what, error)
-            self.catalog.clear()  # and with it what it remembers as dirty, before `Room` looks at that
-            return await self._recover(Trust.STALE)
-
-    async def _recover(self, trust: Trust) -> tuple[Pool, Recovered]:
-        options, superblock = self.options, self.superblock
-        space = Space()
-        self.policy = options.policy()
-        reader = Reader(self.media, superblock.extent_class.payload_size)
-        room = RoomOptions(_new_uuid(), superblock.extent_class, options.flush, options.grace)
-        self.room = Room(self.media, space, self.catalog, self.policy, room)
-        damaged = fill_space(self.media, space, len(superblock.devices))
-        recovery = Recovery(self.media, self.catalog, space, reader, None if options.readonly else self.room)
-        recovered = await recovery.run(trust, self.policy)
-        recovered.damaged_regions = damaged
-        sources = Sources(options.wall_ns, options.entropy, recovered.high)
-        debts = Debts(self.room, sources, recovered.owed)
-        versions = Versions(self.catalog, self.policy, self.room, reader, debts, recovered.stranded)
-        parts = Parts(
-            superblock,
-            self.media,
-            self.catalog,
-            space,
-            self.policy,
-            self.room,
-            reader,
-            versions,
-            sources,
-            options.readonly,
-        )
-        return Pool(parts), recovered
-
-
-async def _keep_committing(catalog: Catalog) -> None:
+async def _keep_committing(catalog: Catalogs) -> None:
     """A catalogue that cannot be written, on a disk that is full, ends nothing: what it has committed can still be
     read, what is stored meanwhile may be missing until the pool is opened again and the media are read.
     """
@@ -510,5 +680,7 @@ async def _settle(opener: _Opener, *, complete: bool) -> None:
                 DeviceError, Unavailable
             ):  # it is lost then, and the catalogue does not speak for it
                 await media.flush([number])
-    opener.catalog.save_order(opener.policy.order())
-    opener.catalog.close(clean=complete and not opener.room.counters.failed)
+    order = list(opener.policy.order())
+    for catalog in opener.catalogs.own.values():
+        catalog.save_order(order)
+    opener.catalogs.close(clean=complete and not opener.room.counters.failed)

@@ -17,31 +17,37 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypedDict, Unpack
 
 import trio
 
 from blockdev import layout
-from blockdev.catalog import Catalog
+from blockdev.catalogs import Catalogs
 from blockdev.errors import (
     ChecksumError,
+    DeviceError,
     Exists,
     IsDirectory,
     Missing,
+    NoSpace,
     NotDirectory,
     PoolClosed,
     Raced,
     ReadOnly,
+    Unavailable,
 )
 from blockdev.eviction import Policy
 from blockdev.forks import ends_in_children
 from blockdev.locks import KeyedLocks
 from blockdev.media import Media
+from blockdev.membership import Membership
+from blockdev.others import Others, Tools
 from blockdev.pool_figures import PoolCounters, PoolStatistics, RoomTotals
 from blockdev.publication import NewObject, directory_mode, moved, symlink_mode
 from blockdev.publisher import OWED_ROOM, Consumed, Publisher
 from blockdev.reading import Reader
+from blockdev.recovery import Recovered
 from blockdev.room import Room
 from blockdev.sources import Sources
 from blockdev.space import Space
@@ -57,12 +63,15 @@ from blockdev.types import (
     Kind,
     ObjectId,
     SlotRef,
+    Stamp,
     Superblock,
 )
 from blockdev.versions import Versions
 
 log = logging.getLogger(__name__)
 
+_SWEEP = 64
+"""Slots of others that are looked at in one sweep."""
 _ALL_DIRECTORIES: NameKey = (DirectoryId(NO_ID), b"")
 """A lock for what concerns the tree of directories as a whole; no name has this key."""
 
@@ -77,26 +86,39 @@ class Attributes(TypedDict, total=False):
     xattrs: tuple[tuple[bytes, bytes], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """What another member changed: what a name stands for, or an object, in existence, name, attributes or content."""
+
+    object_id: ObjectId
+    directory: DirectoryId
+    name: bytes
+
+
 class Parts(NamedTuple):
     """What a pool is made of; `opening` assembles them."""
 
     superblock: Superblock
     media: Media
-    catalog: Catalog
+    catalog: Catalogs
     space: Space
     policy: Policy
     room: Room
     reader: Reader
     versions: Versions
     sources: Sources
-    readonly: bool
+    membership: Membership | None
+    aliases: list[Descriptor]
 
 
 class Pool:
     """See the module. Everything but giving back and unpinning raises PoolClosed once it is closed.
 
     :ivar extent_size: bytes
-    :ivar on_gone: called, between awaits, with each object that leaves without being asked to: evicted or damaged
+    :ivar on_gone: called, between awaits, with each object of ours that leaves without being asked to: evicted,
+        damaged, or outdone by another member
+    :ivar on_changed: called, between awaits, with what another member changed, soon after it became visible; None:
+        anything may have changed
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -104,23 +126,29 @@ class Pool:
         self.name = parts.superblock.name
         self.uuid = parts.superblock.pool
         self.extent_size = parts.superblock.extent_class.payload_size
-        self.readonly = parts.readonly
+        self.readonly = parts.membership is None
         self.on_gone: list[Callable[[Descriptor], None]] = []
+        self.on_changed: list[Callable[[Foreign | None], None]] = []
         self.media = parts.media
         self.catalog = parts.catalog
         self._space = parts.space
         self._policy = parts.policy
         self._room = parts.room
-        self._reader = parts.reader
+        self._reader = self.reader = parts.reader
         self._versions = parts.versions
         self._sources = parts.sources
         self._publisher = Publisher(
             parts.media, parts.room, parts.reader, parts.versions, parts.sources, extent_size=self.extent_size
         )
+        self._membership = parts.membership
+        tools = Tools(parts.media, parts.catalog, parts.room, self._publisher, parts.versions, parts.sources)
+        self._others = Others(tools, parts.aliases)
         self._names: KeyedLocks[tuple[DirectoryId, bytes]] = KeyedLocks()
         self._objects: KeyedLocks[ObjectId] = KeyedLocks()
         self._tree = Tree(parts.catalog)
         self._counters = PoolCounters()
+        self._suspects: dict[ObjectId, Stamp] = {}
+        """Objects of others whose bytes we found wrong: misses, whatever their owner finds."""
         self._closed = ""
         self._room.evict = self._evict
         self._room.may_go = lambda object_id: object_id not in self._versions.pins
@@ -139,18 +167,65 @@ class Pool:
         """After a fork, the child's copy is as good as closed: the devices and the lock are the parent's."""
         self._closed = "it belongs to the parent of this process"
 
+    # ── members ──────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other member has the pool open now."""
+        return self._membership is None or self._membership.alone
+
+    @property
+    def seat(self) -> int | None:
+        """The number that no other member on this host has; None if we only read."""
+        return None if self._membership is None else self._membership.seat
+
+    def owner_of(self, ref: SlotRef) -> ObjectId | None:
+        """The object of ours that has a slot in this use."""
+        return self._space.owner_of(ref)
+
+    def used_elsewhere(self, object_id: ObjectId) -> None:
+        """Another member used an object of ours: it moves away from eviction."""
+        self._versions.unread.discard(object_id)
+        self._policy.touch(object_id, trio.current_time())
+
+    def show_figures(self) -> None:
+        """Let the other members see what we have."""
+        if self._membership is not None:
+            used = self._space.totals().live
+            self._membership.board.say(regions=self.catalog.regions, used=used, held=self._held)
+
+    async def give_region(self) -> bool:
+        """Give up a region for another member; whether one could go."""
+        return await self._room.give_region()
+
+    async def sweep(self) -> None:
+        """Free what we said about other members' objects and they have heard. :raises DeviceError, Unavailable:"""
+        with trio.CancelScope(shield=True):
+            await self._others.sweep(_SWEEP)
+
+    def absorb(self, space: Space, room: Room, found: Recovered) -> None:
+        """Take over what another seat had."""
+        self._space.absorb(space)
+        self._room.absorb(room)
+        self._versions.absorb(found.stranded)
+        self._versions.debts.absorb(found.owed, found.tombstones)
+        self._others.absorb(found.aliases)
+
     # ── names ────────────────────────────────────────────────────────────────────────────────────────────
 
     def lookup(self, directory: DirectoryId, name: bytes) -> Descriptor | None:
         """The object, directory or symlink of that name; None if there is none or part of it cannot be reached."""
         self._check_open()
         record = self.catalog.get(directory, name)
-        return record if record is not None and self.reachable(record) else None
+        return record if record is not None and self._is_there(record) else None
 
     def children(self, directory: DirectoryId, after: bytes = b"") -> Iterator[Descriptor]:
         """What is in a directory, by name, from the first name greater than `after`."""
         self._check_open()
-        return (record for record in self.catalog.children(directory, after) if self.reachable(record))
+        return (record for record in self.catalog.children(directory, after) if self._is_there(record))
+
+    def _is_there(self, record: Descriptor) -> bool:
+        return self.reachable(record) and self._suspects.get(record.object_id) != record.stamp
 
     def current(self, record: Descriptor) -> Descriptor | None:
         """What the object of `record` is now, under whatever name; None if it is gone."""
@@ -199,6 +274,9 @@ class Pool:
 
     def touch(self, record: Descriptor) -> None:
         """Say that the object was used: it moves away from eviction."""
+        if self._membership is not None and not self.catalog.is_ours(record):
+            self._membership.board.used(record.object_id)
+            return
         now = trio.current_time()
         self._versions.unread.discard(record.object_id)
         self._policy.touch(record.object_id, now)
@@ -211,11 +289,14 @@ class Pool:
         """
         self._check_open()
         pins = self._versions.pins
-        if not pins.holds(record):
-            current = self.current(record)
-            if current is None or (current.ref, current.extents) != (record.ref, record.extents):
-                raise Raced(f"{record.name!r} is gone")
-        pins.add(record)
+        is_known = pins.holds(record)
+        pins.add(record, ours=is_known or self.catalog.is_ours(record))
+        if is_known:
+            return
+        current = self.current(record)  # after its owner can see the pin
+        if current is None or (current.ref, current.extents) != (record.ref, record.extents):
+            pins.remove(record)
+            raise Raced(f"{record.name!r} is gone")
 
     def unpin(self, record: Descriptor) -> None:
         """Undo one `pin` of the same version. :raises KeyError: it was not pinned"""
@@ -367,10 +448,12 @@ class Pool:
         return head
 
     async def _move(self, current: Descriptor, target: NameKey, old: Descriptor | None) -> Descriptor:
+        if not self._others.is_ours(current):
+            return await self._others.alias(replace(current, directory=target[0], name=target[1]), old)
+        await self._others.outdo_rivals(current)
         owed = await self._versions.debts.inherit(current.object_id, old, target)
         stamp = self._sources.next_stamp(current, old)
         head = await self._rewrite(moved(current, *target, stamp, owed))
-        self.catalog.delete(current.directory, current.name)
         self._versions.remember(head)
         if old is not None:
             await self._versions.replaced(old, head)
@@ -419,6 +502,8 @@ class Pool:
                 self._objects.hold(record.object_id),
             ):
                 current = self._must_be(record)
+                if not self._others.is_ours(current):
+                    return await self._others.alias(replace(current, **attributes), None)
                 stamp = self._sources.next_stamp(current)
                 owed = self._versions.debts.of(current.object_id)
                 changed = replace(current, stamp=stamp, ctime_ns=stamp, supersedes=owed, **attributes)
@@ -456,7 +541,11 @@ class Pool:
             ):
                 current = self._must_be(record)
                 with self._tree.leaving(current):
-                    await self._versions.remove(current)
+                    if self._others.is_ours(current):
+                        await self._others.outdo_rivals(current)
+                        await self._versions.remove(current)
+                    else:
+                        await self._others.remove(current)
                 self._counters.removed += 1
 
     # ── leaving unasked ──────────────────────────────────────────────────────────────────────────────────
@@ -467,7 +556,7 @@ class Pool:
                 await self._versions.drop_stranded(object_id)
                 return True
             with self._objects.try_hold(object_id) as held:
-                record = self.catalog.by_id(object_id) if held else None
+                record = self._others.own(object_id) if held else None
                 if record is None or not await self._may_go(record):
                     return False
                 self._counters.evicted += 1
@@ -479,7 +568,13 @@ class Pool:
 
     async def _may_go(self, record: Descriptor) -> bool:
         pins = self._versions.pins
-        if record.object_id in pins or not await self._versions.may_leave(record):
+        if record.object_id in pins:
+            return False
+        try:
+            await self._others.outdo_rivals(record)
+        except (NoSpace, DeviceError, Unavailable):
+            return False
+        if not await self._versions.may_leave(record):
             return False
         return record.object_id not in pins  # while its debts were looked at
 
@@ -491,10 +586,38 @@ class Pool:
                     return
                 self._counters.quarantined += 1
                 log.warning("object dropped: %s", error)
-                if self.readonly:
+                if self._membership is None:
                     return
-                await self._versions.leave_damaged(current)
+                if self._others.is_ours(current):
+                    await self._versions.leave_damaged(current)
+                else:
+                    self._membership.board.report(current.object_id)
+                    self._suspects[current.object_id] = current.stamp
         self._tell_gone(record)
+
+    async def fold(self, object_id: ObjectId) -> bool:
+        """Do what other members have said about an object of ours; whether anything was done.
+
+        :raises NoSpace, Unavailable, DeviceError:
+        """
+        verdict = self._others.verdict(object_id)
+        if verdict is None:
+            return False
+        keys = {(r.directory, r.name) for r in verdict if r is not None}
+        with trio.CancelScope(shield=True):
+            async with self._names.hold(*keys), self._objects.hold(object_id):
+                if self._others.verdict(object_id) != verdict:
+                    return False  # not any more: the next look will tell
+                own, alias = verdict
+                if alias is not None:
+                    await self._others.take_over(own, alias)
+                elif await self._versions.debts.clear(own, patient=True):
+                    await self._versions.leave(own)
+                else:
+                    return False
+        if alias is None:
+            self._tell_gone(own)
+        return True
 
     def _tell_gone(self, record: Descriptor) -> None:
         for callback in self.on_gone:
@@ -517,12 +640,18 @@ class Pool:
     def totals(self) -> RoomTotals:
         """Payload bytes; regions not in use yet count as free."""
         space = self._space.totals()
-        unused = space.unused_regions * self.superblock.region_size
+        others = self._membership.board.figures().values() if self._membership is not None else ()
+        regions = space.unused_regions + sum(figures.regions for figures in others)
         return RoomTotals(
-            total=space.total + unused,
-            used=space.live,
-            held=min(space.live, self._versions.pins.bytes) + space.reserved,
+            total=space.total + regions * self.superblock.region_size,
+            used=space.live + sum(figures.used for figures in others),
+            held=self._held + sum(figures.held for figures in others),
         )
+
+    @property
+    def _held(self) -> int:
+        space = self._space.totals()
+        return min(space.live, self._versions.pins.bytes) + space.reserved
 
     def statistics(self) -> PoolStatistics:
         """A snapshot of counters and sums."""

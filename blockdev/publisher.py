@@ -166,7 +166,12 @@ class Publisher:
         """`current`, if `new` keeps slots of it and can be published by rewriting its head."""
         shared = set(await self.base_extents(new)) & set(new.extents)
         wanted = {extent.ref for extent in shared if not extent.is_hole}
-        if current is None or not wanted or (current.directory, current.name) != (new.directory, new.name):
+        if (
+            current is None
+            or not wanted
+            or not self._versions.is_ours(current)
+            or (current.directory, current.name) != (new.directory, new.name)
+        ):
             return None
         there = {extent.ref for extent in await self._reader.extents(current)}
         return current if wanted <= there else None

@@ -16,13 +16,14 @@ is concluded from its absence. It may be there again the next time.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 import trio
 
 from blockdev import layout, stamps
 from blockdev.catalog import Catalog, Trust
+from blockdev.catalogs import Catalogs
 from blockdev.errors import DeviceError, IntegrityError, Unavailable
 from blockdev.eviction import Policy
 from blockdev.media import Media
@@ -44,6 +45,7 @@ from blockdev.types import (
     ExtentRef,
     Kind,
     ObjectId,
+    RegionHeader,
     RegionId,
     RegionNo,
     RegionState,
@@ -81,6 +83,23 @@ class Recovered:
     owed: dict[ObjectId, tuple[SlotRef, ...]] = field(default_factory=dict)
     stranded: dict[ObjectId, list[SlotRef]] = field(default_factory=dict)
     """Parts of objects whose head is out of reach and not in the catalogue."""
+    tombstones: list[Descriptor] = field(default_factory=list)
+    aliases: list[Descriptor] = field(default_factory=list)
+    doubtful: list[ObjectId] = field(default_factory=list)
+    """Objects of other catalogues that what was found here has outdone."""
+
+    def add(self, other: Recovered) -> None:
+        """What opening another seat found."""
+        if list(Trust).index(other.trust) > list(Trust).index(self.trust):
+            self.trust = other.trust
+        for name in ("chunks", "garbage", "broken", "damaged_regions", "unread_regions", "left_over"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.high = max(self.high, other.high)
+        self.owed |= other.owed
+        self.stranded |= other.stranded
+        self.tombstones += other.tombstones
+        self.aliases += other.aliases
+        self.doubtful += other.doubtful
 
 
 def chunk_of(address: SlotAddress) -> DirtyChunk:
@@ -88,8 +107,10 @@ def chunk_of(address: SlotAddress) -> DirtyChunk:
     return DirtyChunk(address.device, address.region, address.slot // CHUNK_SLOTS)
 
 
-def fill_space(media: Media, space: Space, devices: int) -> int:
-    """Tell `space` of every region on media; returns how many have a damaged header and are not used.
+def fill_space(
+    media: Media, space: Space, devices: int, is_ours: Callable[[RegionHeader], bool] = lambda _: True
+) -> int:
+    """Tell `space` of our regions and of those in no use; returns how many have a damaged header and are not used.
 
     :param devices: how many the pool has, the missing ones included
     """
@@ -104,28 +125,49 @@ def fill_space(media: Media, space: Space, devices: int) -> int:
             if header is None:
                 damaged += 1
                 space.drop_region(region_id)
-            elif header.state is RegionState.ACTIVE:
-                slots = media.geometry(region_id).slots
-                space.add_region(Region(region_id, header.slot_class, header.epoch, slots))
-            else:
+            elif header.state is not RegionState.ACTIVE:
                 space.add_unused(region_id)
+            elif is_ours(header):
+                space.add_region(region_of(media, region_id))
     return damaged
 
 
-class Recovery:
-    """One run over a pool that is being opened.
+def region_of(media: Media, region_id: RegionId) -> Region:
+    """An active region, of whose slots nothing is known. :raises Unavailable:"""
+    header = media.header(region_id)
+    return Region(region_id, header.slot_class, header.epoch, media.geometry(region_id).slots)
 
-    :param room: how garbage is made invalid; None for a pool that is only read
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What a recovery works on.
+
+    :ivar view: what all members know, `catalog` among it
+    :ivar space: has the regions that `catalog` speaks for, and perhaps others
+    :ivar room: how garbage is made invalid; None for a pool that is only read
     """
 
-    def __init__(
-        self, media: Media, catalog: Catalog, space: Space, reader: Reader, room: Room | None
-    ) -> None:
-        self._media = media
+    media: Media
+    view: Catalogs
+    space: Space
+    reader: Reader
+    room: Room | None
+
+
+class Recovery:
+    """One run over what one catalogue speaks for.
+
+    :param regions: those regions
+    """
+
+    def __init__(self, ground: Ground, catalog: Catalog, regions: Collection[RegionId]) -> None:
+        self._media = ground.media
+        self._view = ground.view
         self._catalog = catalog
-        self._space = space
-        self._reader = reader
-        self._room = room
+        self._regions = frozenset(regions)
+        self._space = ground.space
+        self._reader = ground.reader
+        self._room = ground.room
         self._scanned: frozenset[DirtyChunk] = frozenset()
         self._found: dict[SlotRef, Descriptor] = {}
 
@@ -147,7 +189,7 @@ class Recovery:
     def _chunks(self, trust: Trust) -> list[DirtyChunk]:
         if trust is Trust.CURRENT:
             return []
-        regions = {region.id: region for region in self._space.regions()}
+        regions = {region.id: region for region in self._space.regions() if region.id in self._regions}
         if trust is Trust.CRASHED:
             dirty = self._catalog.dirty_chunks()
             known = [
@@ -210,16 +252,19 @@ class Recovery:
                 broken.append(record)
             candidates.append(record if whole else _as_tombstone(record))
         result.high = max((c.stamp for c in candidates), default=Stamp(0))
-        contenders = {r.ref: r for r in [*candidates, *await self._rivals(candidates)]}
-        resolution = stamps.resolve(contenders.values(), self._is_scanned)
-        self._enter(contenders.values(), resolution)
-        orphans = self._drop_orphans() if result.trust is Trust.STALE else []
+        by_ref = {r.ref: r for r in [*candidates, *await self._rivals(candidates)]}
+        contenders = list(by_ref.values())
+        resolution = stamps.resolve(contenders, self._is_scanned)
+        self._enter(contenders, resolution)
+        live = {record.ref for record in resolution.live.values()}
+        result.doubtful += [r.object_id for r in contenders if not self._is_mine(r.ref) and r.ref not in live]
+        orphans = self._drop_orphans() if result.trust is Trust.STALE and self._is_everything() else []
         result.broken = len(broken)
         parts = await self._unclaimed()
         garbage = [*resolution.garbage, *orphans, *parts]
         result.garbage = len(garbage)
         freed = await self._free(garbage)
-        self._note_left_over(contenders.values(), resolution, freed, result)
+        self._note_left_over(contenders, resolution, freed, result)
 
     async def _rivals(self, candidates: Iterable[Descriptor]) -> list[Descriptor]:
         """Records outside of the scanned chunks that those inside speak about: of the same name, or listed."""
@@ -227,9 +272,9 @@ class Recovery:
         waiting = list(candidates)
         while waiting:
             record = waiting.pop()
-            rival = self._catalog.get(record.directory, record.name)
-            listed = [await self._read_record(ref) for ref in record.supersedes if self._is_outside(ref)]
-            for other in (rival, *listed):
+            known = self._view.raw(record.directory, record.name)
+            listed = [await self._read_record(ref) for ref in stamps.listed(record) if self._is_outside(ref)]
+            for other in (*known, *listed):
                 if other is not None and other.ref not in self._found and other.ref not in rivals:
                     rivals[other.ref] = other
                     waiting.append(other)
@@ -239,13 +284,24 @@ class Recovery:
         """Whether a slot that a record lists exists and was not looked at. Media are not trusted."""
         if not self._media.reaches(ref) or chunk_of(ref.address) in self._scanned:
             return False
-        return ref.slot < self._media.geometry(RegionId(ref.device, ref.region)).slots
+        return (
+            not self._is_mine(ref) or ref.slot < self._media.geometry(RegionId(ref.device, ref.region)).slots
+        )
+
+    def _is_mine(self, ref: SlotRef) -> bool:
+        """Whether a slot is in one of the regions. Those out of reach are nobody else's."""
+        return RegionId(ref.device, ref.region) in self._regions or not self._media.reaches(ref)
 
     async def _read_record(self, ref: SlotRef) -> Descriptor | None:
         """The record of a name in this use of a slot; None if that is over, or cannot be read."""
-        if self._media.header(RegionId(ref.device, ref.region)).epoch != ref.generation >> 32:
-            return None
+        region = RegionId(ref.device, ref.region)
         try:
+            if not self._is_mine(ref):
+                await self._media.reload_header(region)
+            if self._media.header(region).epoch != ref.generation >> 32:
+                return None
+            if ref.slot >= self._media.geometry(region).slots:
+                return None
             record = await self._media.read_descriptor(ref.address)
         except (DeviceError, Unavailable):
             return None
@@ -253,15 +309,27 @@ class Recovery:
             return None
         return record
 
-    def _enter(self, contenders: Iterable[Descriptor], resolution: stamps.Resolution) -> None:
+    def _enter(self, contenders: Collection[Descriptor], resolution: stamps.Resolution) -> None:
         """Have the catalogue say what was resolved."""
         live = {record.ref for record in resolution.live.values()}
+        garbage = {record.ref for record in resolution.garbage}
         for record in contenders:
             known = self._catalog.by_id(record.object_id)
             if known is not None and known.ref == record.ref and record.ref not in live:
-                self._catalog.delete(known.directory, known.name)
+                self._catalog.forget(known.object_id)
         for (directory, name), record in resolution.live.items():
-            self._catalog.put(replace(record, directory=directory, name=name))
+            if self._is_mine(record.ref):
+                self._catalog.put(replace(record, directory=directory, name=name))
+        for record in contenders:
+            found = self._found.get(record.ref)
+            if found is not None and found.kind is Kind.TOMBSTONE and record.ref not in garbage:
+                self._catalog.put(found)
+                live.add(found.ref)
+        for record in contenders:
+            if record.ref in live and self._is_mine(record.ref):
+                for ref in stamps.listed(record):
+                    if not self._is_mine(ref):
+                        self._catalog.outdo(ref, record.stamp)
 
     async def _half_gone(self) -> list[Descriptor]:
         """Catalogue entries that a scan contradicts: their head is another one now, or a part of them is not theirs."""
@@ -294,7 +362,7 @@ class Recovery:
 
     def _drop_outdated(self, outdated: Iterable[Descriptor]) -> None:
         for record in outdated:
-            self._catalog.delete(record.directory, record.name)
+            self._catalog.forget(record.object_id)
 
     async def _is_whole(self, head: Descriptor) -> bool:
         """Whether every slot that a head lists says that it belongs to it. What is out of reach is believed."""
@@ -349,15 +417,26 @@ class Recovery:
             ref.generation,
         )
 
-    def _drop_orphans(self) -> list[Descriptor]:
-        """Take out what no path leads to. Only when everything was seen, since a directory may be elsewhere."""
+    def _is_everything(self) -> bool:
+        """Whether this is the whole pool, all of it within reach."""
         devices = self._media.devices
         complete = len(devices) == len(next(iter(devices.values())).superblock.devices)
-        if not complete or any(len(a.headers) < a.geometry.regions for a in devices.values()):
-            return []
+        headers = [header for attached in devices.values() for header in attached.headers.values()]
+        return (
+            complete
+            and len(headers) == sum(attached.geometry.regions for attached in devices.values())
+            and all(
+                RegionId(header.device_no, header.region) in self._regions
+                for header in headers
+                if header.state is RegionState.ACTIVE
+            )
+        )
+
+    def _drop_orphans(self) -> list[Descriptor]:
+        """Take out what no path leads to. Only when everything was seen, since a directory may be elsewhere."""
         children: dict[DirectoryId, list[Descriptor]] = {}
         for record in self._catalog.scan():
-            if record.object_id != ObjectId(ROOT):
+            if record.object_id != ObjectId(ROOT) and record.kind is not Kind.TOMBSTONE:
                 children.setdefault(record.directory, []).append(record)
         waiting = [ROOT]
         while waiting:
@@ -365,7 +444,7 @@ class Recovery:
             waiting += [DirectoryId(r.object_id) for r in inside if r.kind is Kind.DIRECTORY]
         orphans = [record for group in children.values() for record in group]
         for record in orphans:
-            self._catalog.delete(record.directory, record.name)
+            self._catalog.forget(record.object_id)
         return orphans
 
     async def _unclaimed(self) -> list[Descriptor]:
@@ -404,6 +483,9 @@ class Recovery:
         stopped = False
         for record in garbage:
             named = record.kind not in {Kind.BODY, Kind.INDEX}
+            if not self._is_mine(record.ref):
+                stopped = True  # its owner frees it
+                continue
             if named and stopped:
                 continue  # see stamps.Resolution.garbage: a later one may keep this one from coming back
             if not self._media.reaches(record.ref):
@@ -444,7 +526,7 @@ class Recovery:
             owed = (*result.owed.get(successor.object_id, ()), record.ref)
             result.owed[successor.object_id] = owed
             result.left_over += 1
-            if self._room is not None:
+            if self._room is not None and self._is_mine(record.ref):
                 self._room.mark(record.address)
 
     # ── 4. space and policy ──────────────────────────────────────────────────────────────────────────────
@@ -458,7 +540,12 @@ class Recovery:
             result.high = max(result.high, record.stamp)
             slots = await self._slots(record) or slots_of(record, ())
             self._claim_slots(record, slots, result.trust)
-            self._note_debts(record, result)
+            if record.kind is Kind.TOMBSTONE:
+                result.tombstones.append(record)
+            elif record.kind is Kind.ALIAS:
+                result.aliases.append(record)
+            else:
+                self._note_debts(record, result)
             if record.kind is Kind.HEAD and (its_classes := self._media.classes(slots)):
                 files.append((record.stamp, record.object_id))
                 classes[record.object_id] = its_classes
@@ -496,7 +583,7 @@ class Recovery:
 
     def _is_owed(self, ref: SlotRef) -> bool:
         """Whether a record that was replaced may come back. It cannot if it was renamed first, and lives."""
-        if not self._media.reaches(ref):
+        if not self._media.reaches(ref) or not self._is_mine(ref):
             return True
         if not self._space.in_use(ref):
             return False

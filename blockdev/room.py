@@ -12,13 +12,14 @@ import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 from uuid import UUID
 
 import trio
 
-from blockdev.catalog import Catalog
 from blockdev.errors import DeviceError, DeviceTimeout, FormatError, NoSpace, Unavailable
 from blockdev.eviction import Policy
+from blockdev.leasing import Everything, Leasing
 from blockdev.locks import KeyedLocks
 from blockdev.media import Media
 from blockdev.region import Region, SlotState
@@ -33,6 +34,7 @@ from blockdev.types import (
     Kind,
     ObjectId,
     RegionId,
+    RegionState,
     SlotAddress,
     SlotClass,
     SlotRef,
@@ -47,6 +49,10 @@ _FEW = 64
 
 _CHUNKS = 8
 """Chunks of small files' records that are read for each object that must go, while there are some not looked at."""
+
+_OTHERS_PATIENCE = 2.0
+"""Seconds for which a writer waits for another member to give up a region, when it has nothing else."""
+_OTHERS_POLL = 0.05
 
 Evict = Callable[[ObjectId], Awaitable[bool]]
 """Let an object go; False if it may not go now."""
@@ -64,8 +70,18 @@ class RoomCounters:
     """Regions emptied and given another slot class."""
     limbo_waits: int = 0
     """Times a writer waited for the grace of freed slots: back-pressure."""
+    given: int = 0
+    """Regions given up for other members."""
     failed: int = 0
     """Slots that could not be freed on media."""
+
+
+class DirtyNotes(Protocol):
+    """Where it is noted which chunks may differ from the catalogue; see `Catalog`."""
+
+    def mark_dirty(self, *chunks: DirtyChunk) -> None: ...
+
+    def dirty_chunks(self) -> set[DirtyChunk]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +90,13 @@ class RoomOptions:
 
     :ivar member: who writes, recorded in the headers of formatted regions
     :ivar flush: freed slots are reused only after their invalidation was flushed (`durability: flush`)
-    :ivar grace: seconds between the invalidation of a slot and its reuse
+    :ivar grace: seconds between the invalidation of a slot and its reuse, as of now
     """
 
     member: UUID
     extent_class: SlotClass
     flush: bool
-    grace: float
+    grace: Callable[[], float]
 
 
 class Room:
@@ -94,13 +110,20 @@ class Room:
     """
 
     def __init__(
-        self, media: Media, space: Space, catalog: Catalog, policy: Policy, options: RoomOptions
+        self,
+        media: Media,
+        space: Space,
+        catalog: DirtyNotes,
+        policy: Policy,
+        options: RoomOptions,
+        leasing: Leasing | None = None,
     ) -> None:
         self._media = media
         self._space = space
         self._catalog = catalog
         self._policy = policy
         self._options = options
+        self._leasing = leasing or Everything()
         self._searching: KeyedLocks[SlotClass] = KeyedLocks()
         self._wanted: Counter[SlotClass] = Counter()
         """Reservations under way that did not find a free slot."""
@@ -116,6 +139,14 @@ class Room:
         self.may_go: MayGo = lambda _: False
         self.found: Find = lambda _: False
         self.counters = RoomCounters()
+
+    def absorb(self, other: Room) -> None:
+        """Take over what was done for regions that are in our space now."""
+        self._dirty |= other._dirty
+        self._unflushed |= other._unflushed
+        self._held |= other._held
+        self._late |= other._late
+        self.counters.failed += other.counters.failed
 
     @property
     def flushes(self) -> bool:
@@ -209,6 +240,7 @@ class Room:
             or await self._wait_for_enough(slot_class)
             or await self._evict_or_repurpose(slot_class)
             or await self._wait_for_any()
+            or await self._wait_for_others()
         )
 
     async def _reap(self) -> bool:
@@ -274,11 +306,33 @@ class Room:
             if self._space.has_free(slot_class):
                 return True  # given back, or formatted by somebody else, while we waited
             lacking = len(self._space.lacking_devices(slot_class))
+            if not lacking:
+                for free in self._leasing.free():
+                    self._space.add_unused(free)
+                lacking = len(self._space.lacking_devices(slot_class))
             for _ in range(lacking):  # one a device: stripes from the start
                 region = self._space.unused_region(slot_class)
-                if region is not None:
+                if region is not None and await self._lease(region):
                     await self._format(region, slot_class)
             return lacking > 0
+
+    async def _lease(self, region: RegionId) -> bool:
+        """Become the writer of a region that nobody uses; False if another member was faster."""
+        if self._leasing.is_ours(region):
+            return True
+        if not self._leasing.lease(region):
+            return False
+        try:
+            await self._media.reload_header(region)
+            used = self._media.header(region).state is RegionState.ACTIVE
+        except BaseException as error:
+            self._leasing.release(region)
+            if isinstance(error, DeviceError | Unavailable):
+                return False
+            raise
+        if used:
+            self._leasing.release(region)
+        return not used
 
     async def _format(self, region: RegionId, slot_class: SlotClass) -> None:
         try:
@@ -308,6 +362,7 @@ class Room:
         return empty is not None and await self._repurpose(empty, slot_class)
 
     async def _evict_or_repurpose(self, slot_class: SlotClass) -> bool:
+        self._leasing.wish()
         victims = self._policy.victims(slot_class)
         victim = next(victims, None)
         before = math.inf if victim is None else self._policy.last_used(victim)
@@ -361,6 +416,43 @@ class Room:
             self._space.remove_region(region_id)
             await self._format(region_id, slot_class)
             self.counters.repurposed += 1
+            return True
+
+    async def _wait_for_others(self) -> bool:
+        """Wait for a region that another member gives up; False if none does in time."""
+        with trio.move_on_after(_OTHERS_PATIENCE):
+            while not (free := self._leasing.free()):
+                if not self._leasing.is_wishing():
+                    return False
+                await trio.sleep(_OTHERS_POLL)
+            before = len(free)
+            for region in free:
+                self._space.add_unused(region)
+            return before > 0
+        return False
+
+    async def give_region(self) -> bool:
+        """Let the least recently used region go, to whoever of the members needs one; whether one went."""
+        coldest = self._space.coldest_region(None, self._may_go_whole)
+        if coldest is None:
+            return False
+        async with self._formatting:
+            try:
+                region = self._space.close_region(coldest)
+            except Unavailable:
+                return False
+            emptied = False
+            try:
+                emptied = await self._empty(region)
+            finally:
+                self._space.reopen_region(coldest)
+            if not (emptied and region.is_empty and region.ledger):
+                return False
+            self._space.remove_region(coldest)
+            with trio.CancelScope(shield=True):
+                await self._media.retire_region(coldest)
+            self._leasing.release(coldest)
+            self.counters.given += 1
             return True
 
     async def _empty(self, region: Region) -> bool:
@@ -446,6 +538,8 @@ class Room:
         return all(done[:1])
 
     async def _invalidate_one(self, ref: SlotRef, held: Callable[[], bool] | None) -> bool:
+        if not self.is_ours(ref):
+            return False
         self.mark(ref.address)  # also when it fails: then the media say other than the catalogue
         generation = Generation(ref.generation + 1)
         try:
@@ -471,7 +565,7 @@ class Room:
             self._unflushed.add(ref.address)
         elif not pinned:
             await self._discard(ref.address)
-        self._space.free(ref, generation, free.sequence, trio.current_time() + self._options.grace)
+        self._space.free(ref, generation, free.sequence, trio.current_time() + self._options.grace())
         return True
 
     async def _is_over(self, ref: SlotRef) -> bool:
@@ -484,9 +578,15 @@ class Room:
             known = record.generation if record is not None else ref.generation
         return known != ref.generation
 
+    def is_ours(self, ref: SlotRef) -> bool:
+        """Whether a slot is in a region that we write to."""
+        return self._leasing.is_ours(RegionId(ref.device, ref.region))
+
     async def ensure_invalid(self, ref: SlotRef) -> bool:
         """Whether this use of a slot is over on media, as durably as publications are."""
         try:
+            if not self.is_ours(ref):
+                await self._media.reload_header(RegionId(ref.device, ref.region))
             if self._media.header(RegionId(ref.device, ref.region)).epoch != ref.generation >> 32:
                 return True  # the region was formatted since: no record of that time is believed
             if ref.address in self._unflushed:
@@ -504,7 +604,7 @@ class Room:
     def mark(self, address: SlotAddress) -> None:
         """Remember, before it is written or counted on, that a slot may differ from the catalogue."""
         chunk = DirtyChunk(address.device, address.region, address.slot // CHUNK_SLOTS)
-        if chunk not in self._dirty and self._media.reaches(address):
+        if chunk not in self._dirty and self._media.reaches(address) and self._leasing.is_ours(chunk.where):
             self._catalog.mark_dirty(chunk)
             self._dirty.add(chunk)
 

@@ -125,11 +125,11 @@ class Space:
 
     def coldest_region(
         self,
-        slot_class: SlotClass,
+        slot_class: SlotClass | None,
         may_empty: Callable[[Region], bool] = lambda _: True,
         before: float = float("inf"),
     ) -> RegionId | None:
-        """The least recently used region of another class that could be emptied and given to `slot_class`.
+        """The least recently used region of another class than this that could be emptied.
 
         Regions that are closed or have reserved slots cannot be.
 
@@ -237,6 +237,19 @@ class Space:
         if region is None and region_id not in self._dropped and region_id.device not in self._lost:
             raise IllegalTransition(f"{region_id} is not a region in use")
         return region
+
+    def owner_of(self, ref: SlotRef) -> ObjectId | None:
+        """The object that a slot of ours belongs to in this use; None if it is not known, or not ours."""
+        region = self._regions.get(RegionId(ref.device, ref.region))
+        if region is None or ref.slot >= region.slots or region.generation[ref.slot] != ref.generation:
+            return None
+        return region.owner(ref.slot)
+
+    def absorb(self, other: Space) -> None:
+        """Take over all regions of another space, with their slots as they are."""
+        for region in list(other.regions()):
+            other._forget(region)
+            self.add_region(region)
 
     # ── slots ────────────────────────────────────────────────────────────────────────────────────────────
 

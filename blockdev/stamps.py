@@ -117,7 +117,7 @@ class _Resolver:
         """Records outdone by being listed, and aliases that were taken over."""
         outdone: set[SlotRef] = set()
         for record in self._named:
-            for ref in _listed(record):
+            for ref in listed(record):
                 replaced = self._present.get(ref)
                 if replaced is None:
                     continue
@@ -133,7 +133,7 @@ class _Resolver:
         for record in self._named:
             names[self._same.get(record.directory, record.directory), record.name].append(record)
         for group in names.values():
-            group.sort(key=_age, reverse=True)
+            group.sort(key=age, reverse=True)
         return dict(names)
 
     def _find_twins(self) -> dict[DirectoryId, DirectoryId]:
@@ -149,7 +149,7 @@ class _Resolver:
         """The directories that a name stands for, one record each: all that are later than anything else."""
         found: dict[ObjectId, Descriptor] = {}
         for record in group:
-            if not _is_directory(record):
+            if not is_directory(record):
                 break
             if record.ref not in self._listed_later and self._base(record) is not None:
                 found.setdefault(record.object_id, record)
@@ -168,7 +168,7 @@ class _Resolver:
 
     def _truth(self, group: list[Descriptor]) -> Descriptor | None:
         latest = group[0]
-        if _is_directory(latest):
+        if is_directory(latest):
             return min(self._directories(group), key=lambda record: record.object_id, default=None)
         if latest.ref in self._listed_later or self._base(latest) is None:
             return None
@@ -184,10 +184,10 @@ class _Resolver:
         gone: set[SlotRef] = set()
         garbage = []
         # Oldest first: what a record outdoes is decided before the record itself.
-        for record in sorted((r for r in self._named if r.ref not in needed), key=_age):
+        for record in sorted((r for r in self._named if r.ref not in needed), key=age):
             older = older_in_name.get(record.ref)
             if (older is None or older.ref in gone) and all(
-                self._over(ref, record, gone) for ref in _listed(record)
+                self._over(ref, record, gone) for ref in listed(record)
             ):
                 gone.add(record.ref)
                 garbage.append(record)
@@ -197,7 +197,7 @@ class _Resolver:
         """Records that count: the live ones, every directory of a merged name, and what live aliases stand for."""
         counted = list(live.values())
         for key, record in live.items():
-            if _is_directory(record):
+            if is_directory(record):
                 counted += self._directories(self._names[key])
         needed: set[SlotRef] = set()
         for record in counted:
@@ -219,20 +219,22 @@ class _Resolver:
         return replaced.stamp >= by.stamp or ref in gone
 
 
-def _age(record: Descriptor) -> tuple[Stamp, bool, ObjectId, SlotRef]:
+def age(record: Descriptor) -> tuple[Stamp, bool, ObjectId, SlotRef]:
+    """The order in which records of one name outdo each other, the latest last."""
     # Equal stamps are an alias and the record that took it over, or two members' at one nanosecond. For the latter any
     # rule will do that is everybody's and does not depend on which other records are still there.
     return record.stamp, record.kind is not Kind.ALIAS, record.object_id, record.ref
 
 
-def _listed(record: Descriptor) -> tuple[SlotRef, ...]:
+def listed(record: Descriptor) -> tuple[SlotRef, ...]:
     """The slots whose records this one replaces."""
     if record.head is None:
         return record.supersedes
     return (record.head, *record.supersedes)
 
 
-def _is_directory(record: Descriptor) -> bool:
+def is_directory(record: Descriptor) -> bool:
+    """Whether a record is a directory's, or an alias of one."""
     return record.kind is Kind.DIRECTORY or (record.kind is Kind.ALIAS and stat.S_ISDIR(record.mode))
 
 

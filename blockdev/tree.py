@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
-from blockdev.catalog import Catalog
+from blockdev.catalogs import Catalogs
 from blockdev.errors import Missing, NameConflict, NotEmpty
 from blockdev.types import ROOT, Descriptor, DirectoryId, Kind, ObjectId
 
@@ -14,7 +14,7 @@ from blockdev.types import ROOT, Descriptor, DirectoryId, Kind, ObjectId
 class Tree:
     """The directories of one pool. Names come and go across awaits; this keeps them from missing each other."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalogs) -> None:
         self._catalog = catalog
         self._entering: Counter[DirectoryId] = Counter()
         self._leaving: set[DirectoryId] = set()

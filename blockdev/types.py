@@ -250,6 +250,10 @@ class DirtyChunk:
     region: RegionNo
     chunk: int
 
+    @property
+    def where(self) -> RegionId:
+        return RegionId(self.device, self.region)
+
 
 CHUNK_SLOTS = 128
 """Descriptors are scanned, and marked for a scan after a crash, in chunks of this many slots (1 MiB)."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
-from blockdev.catalog import Catalog
+from blockdev.catalogs import Catalogs
 from blockdev.debts import Debts
 from blockdev.errors import DeviceError, IntegrityError, Unavailable
 from blockdev.eviction import Policy
@@ -18,15 +19,34 @@ from blockdev.types import Descriptor, ExtentRef, Kind, ObjectId, SlotRef, Stamp
 log = logging.getLogger(__name__)
 
 
+class PinBoard(Protocol):
+    """Where members see each other's pins; `Board` is one."""
+
+    def pin(self, object_id: ObjectId) -> None: ...
+
+    def unpin(self, object_id: ObjectId) -> None: ...
+
+    def is_pinned(self, object_id: ObjectId) -> bool: ...
+
+
 class Pins:
-    """Versions that somebody reads. Their slots are neither evicted nor reused."""
+    """Versions that somebody reads. Their slots are neither evicted nor reused.
+
+    :ivar elsewhere: the pins of other members, and where they see ours of their objects
+    """
 
     def __init__(self) -> None:
+        self.elsewhere: PinBoard | None = None
         self._stamps: dict[ObjectId, Counter[Stamp]] = {}
+        self._shown: set[ObjectId] = set()
         self.bytes = 0
         """Stored bytes of pinned versions, counted once a pin."""
 
-    def add(self, record: Descriptor) -> None:
+    def add(self, record: Descriptor, *, ours: bool = True) -> None:
+        """:param ours: whether the object is; if not, its owner must see it"""
+        if not ours and self.elsewhere is not None and record.object_id not in self._shown:
+            self.elsewhere.pin(record.object_id)
+            self._shown.add(record.object_id)
         self._stamps.setdefault(record.object_id, Counter())[record.stamp] += 1
         self.bytes += record.stored_size
 
@@ -41,18 +61,29 @@ class Pins:
             del stamps[record.stamp]
         if not stamps:
             del self._stamps[record.object_id]
+            if record.object_id in self._shown and self.elsewhere is not None:
+                self._shown.discard(record.object_id)
+                self.elsewhere.unpin(record.object_id)
 
     def holds(self, record: Descriptor) -> bool:
         """Whether just this version is pinned."""
         return record.stamp in self._stamps.get(record.object_id, ())
 
     def __contains__(self, object_id: ObjectId) -> bool:
-        return object_id in self._stamps
+        return object_id in self._stamps or self._is_pinned_elsewhere(object_id)
+
+    def _is_pinned_elsewhere(self, object_id: ObjectId) -> bool:
+        return self.elsewhere is not None and self.elsewhere.is_pinned(object_id)
 
     def older_than(self, object_id: ObjectId, stamp: Stamp | None) -> Callable[[], bool]:
-        """A question to ask later: is a version of the object older than `stamp` (any, if None) pinned?"""
+        """A question to ask later: is a version of the object older than `stamp` (any, if None) pinned?
+
+        Of other members' pins only the object is known.
+        """
 
         def pinned() -> bool:
+            if self._is_pinned_elsewhere(object_id):
+                return True
             stamps = self._stamps.get(object_id, ())
             return bool(stamps) if stamp is None else any(held < stamp for held in stamps)
 
@@ -67,7 +98,7 @@ class Versions:
 
     def __init__(
         self,
-        catalog: Catalog,
+        catalog: Catalogs,
         policy: Policy,
         room: Room,
         reader: Reader,
@@ -84,11 +115,16 @@ class Versions:
         self._reader = reader
         self._stranded = stranded
 
+    def is_ours(self, record: Descriptor) -> bool:
+        """Whether we may change the object."""
+        return self._catalog.is_ours(record)
+
     def remember(self, head: Descriptor) -> None:
         """Enter a durable record into the catalogue."""
         for ref in head.supersedes:
             self._room.mark(ref.address)  # after a crash, what it owes is looked at
         self._catalog.put(head)
+        self._catalog.outdo([ref for ref in head.supersedes if not self._room.is_ours(ref)], head.stamp)
         self.debts.take_over(head)
 
     def arrived(self, head: Descriptor, extents: Iterable[ExtentRef], now: float) -> None:
@@ -132,7 +168,7 @@ class Versions:
         """Let an object go that may; whether its head is invalid."""
         self._room.mark(record.address)
         self.debts.leave(record)
-        self._catalog.delete(record.directory, record.name)
+        self._catalog.forget(record)
         return await self._free(record)
 
     async def leave_damaged(self, record: Descriptor) -> None:
@@ -143,7 +179,7 @@ class Versions:
             await self.leave(record)
         else:  # its head stays, to keep what it replaced from coming back
             self.debts.leave(record)
-            self._catalog.delete(record.directory, record.name)
+            self._catalog.forget(record)
             self._policy.remove(record.object_id)
 
     async def _free(self, record: Descriptor) -> bool:
@@ -163,9 +199,11 @@ class Versions:
         await self._room.invalidate(gone, self.pins.older_than(record.object_id, stamp))
 
     async def replaced(self, old: Descriptor, successor: Descriptor) -> None:
-        """Free the object whose name `successor` took."""
-        await self._free(old)
-        self.debts.forgive(old.object_id)
+        """Free the object whose name `successor` took, if it is ours."""
+        if self._catalog.is_ours(old):
+            self._catalog.forget(old)
+            await self._free(old)
+            self.debts.forgive(old.object_id)
         if (
             not self._room.flushes
         ):  # else the debt stays until the successor leaves: a flush for each would be dear
@@ -184,6 +222,10 @@ class Versions:
             await self._room.barrier([record.ref])
         elif not buried:
             await self.debts.bury(record)
+
+    def absorb(self, stranded: dict[ObjectId, list[SlotRef]]) -> None:
+        """Know of the parts that another seat has of objects out of reach."""
+        self._stranded |= stranded
 
     def is_stranded(self, object_id: ObjectId) -> bool:
         return object_id in self._stranded

@@ -421,7 +421,7 @@ DAMAGE = {
     "session of another kind": lambda folder: (folder / "session.json").write_bytes(b"[1, 2]"),
     "another pool": lambda folder: Session(BOOT, True, {A: 1}).store(folder, UUID(int=2)),
     "another version": lambda folder: (folder / "session.json").write_bytes(
-        (folder / "session.json").read_bytes().replace(b'"version": [\n  1', b'"version": [\n  2')
+        (folder / "session.json").read_bytes().replace(b'"version": [\n  2', b'"version": [\n  3')
     ),
 }
 
@@ -600,7 +600,7 @@ def test_tables_of_another_use_are_damaged(tmp_path):
 def test_the_session_file_is_as_it_always_was():
     golden = b"""{
  "version": [
-  1,
+  2,
   1
  ],
  "pool": "00000000-0000-0000-0000-000000000001",

@@ -22,7 +22,7 @@ import sys, uuid
 from pathlib import Path
 from blockdev.lease import Leases
 leases = Leases.open(Path(sys.argv[1]), uuid.UUID(sys.argv[2]))
-leases.acquire_writer("mounted on /mnt/kv")
+leases.acquire_alone("mounted on /mnt/kv")
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -31,7 +31,7 @@ import os, sys, uuid
 from pathlib import Path
 from blockdev.lease import Leases
 leases = Leases.open(Path(sys.argv[1]), uuid.UUID(sys.argv[2]))
-leases.acquire_writer("mounted on /mnt/kv")
+leases.acquire_alone("mounted on /mnt/kv")
 if child := os.fork():
     os.waitpid(child, 0)
 print("held" if leases._fd == -1 else "the child kept it", flush=True)
@@ -59,23 +59,23 @@ def end(process: subprocess.Popen[str]) -> None:
 
 def test_one_writer(tmp_path: Path) -> None:
     with Leases.open(tmp_path, POOL) as first, Leases.open(tmp_path, POOL) as second:
-        assert first.holder() is None
-        first.acquire_writer("a test")
-        assert first.holder() == second.holder() == Holder(os.getpid(), "a test")
+        assert first.holders() == []
+        first.acquire_alone("a test")
+        assert first.holders() == second.holders() == [Holder(os.getpid(), "a test")]
         with pytest.raises(
             PoolBusy, match=rf"{POOL} is open for writing by process {os.getpid()} \(a test\)"
         ):
-            second.acquire_writer("another")
+            second.acquire_alone("another")
         first.close()
-        assert second.holder() is None
-        second.acquire_writer("another")
-        assert second.holder() == Holder(os.getpid(), "another")
+        assert second.holders() == []
+        second.acquire_alone("another")
+        assert second.holders() == [Holder(os.getpid(), "another")]
 
 
 def test_pools_do_not_meet(tmp_path: Path) -> None:
     with Leases.open(tmp_path, POOL) as first, Leases.open(tmp_path, UUID(int=1)) as second:
-        first.acquire_writer("a test")
-        second.acquire_writer("a test")
+        first.acquire_alone("a test")
+        second.acquire_alone("a test")
 
 
 def test_a_killed_holder_lets_go(tmp_path: Path) -> None:
@@ -83,27 +83,27 @@ def test_a_killed_holder_lets_go(tmp_path: Path) -> None:
     try:
         with Leases.open(tmp_path, POOL) as leases:
             with pytest.raises(PoolBusy, match=rf"by process {process.pid} \(mounted on /mnt/kv\)"):
-                leases.acquire_writer("a test")
+                leases.acquire_alone("a test")
             process.send_signal(signal.SIGKILL)
             process.wait()
-            assert leases.holder() is None
-            leases.acquire_writer("a test")
+            assert leases.holders() == []
+            leases.acquire_alone("a test")
     finally:
         end(process)
 
 
 def test_another_open_of_the_file_releases_nothing(tmp_path: Path) -> None:
     with Leases.open(tmp_path, POOL) as first, Leases.open(tmp_path, POOL) as second:
-        first.acquire_writer("a test")
+        first.acquire_alone("a test")
         Leases.open(tmp_path, POOL).close()
         with pytest.raises(PoolBusy):
-            second.acquire_writer("another")
+            second.acquire_alone("another")
 
 
 def test_regions(tmp_path: Path) -> None:
     regions = [RegionId(DeviceNo(d), RegionNo(r)) for d in (0, 1, 127) for r in (0, 1, 99_999)]
     with Leases.open(tmp_path, POOL) as first, Leases.open(tmp_path, POOL) as second:
-        second.acquire_writer("regions are locks of their own")
+        second.acquire_alone("regions are locks of their own")
         for region in regions:
             assert first.acquire_region(region)
             assert first.acquire_region(region)
@@ -116,8 +116,8 @@ def test_regions(tmp_path: Path) -> None:
 
 def test_what_the_holder_says_is_not_trusted(tmp_path: Path) -> None:
     with Leases.open(tmp_path, POOL) as first, Leases.open(tmp_path, POOL) as second:
-        first.acquire_writer("x" * 2000)
-        assert second.holder() == Holder(os.getpid(), "")
+        first.acquire_alone("x" * 2000)
+        assert second.holders() == [Holder(os.getpid(), "")]
         for damage in (
             b"\xff" * 1024,
             b"[]".ljust(1024),
@@ -126,34 +126,34 @@ def test_what_the_holder_says_is_not_trusted(tmp_path: Path) -> None:
         ):
             with (tmp_path / f"{POOL}.lock").open("r+b") as file:
                 file.write(damage)
-            assert second.holder() is None
+            assert second.holders() == []
             with pytest.raises(PoolBusy, match="open for writing elsewhere"):
-                second.acquire_writer("another")
+                second.acquire_alone("another")
 
 
 def test_a_replaced_lock_file_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / f"{POOL}.lock"
     leases = Leases.open(tmp_path, POOL)
-    leases.acquire_writer("a test")
+    leases.acquire_alone("a test")
     leases.verify()
     path.unlink()
     with pytest.raises(LeaseLost, match="removed or replaced"):
         leases.verify()
     with Leases.open(tmp_path, POOL) as other:
-        other.acquire_writer("another")
+        other.acquire_alone("another")
         with pytest.raises(LeaseLost):
             leases.verify()
     leases.close()
     stale = Leases.open(tmp_path, POOL)
     path.unlink()
     with pytest.raises(LeaseLost):
-        stale.acquire_writer("a test")
+        stale.acquire_alone("a test")
     stale.close()
 
 
 def test_close_is_repeatable(tmp_path: Path) -> None:
     leases = Leases.open(tmp_path, POOL)
-    leases.acquire_writer("a test")
+    leases.acquire_alone("a test")
     leases.close()
     leases.close()
 
@@ -164,10 +164,10 @@ def test_a_forked_child_keeps_nothing(tmp_path: Path) -> None:
     try:
         with Leases.open(tmp_path, POOL) as leases:
             with pytest.raises(PoolBusy):
-                leases.acquire_writer("while the parent has it")
+                leases.acquire_alone("while the parent has it")
             process.send_signal(signal.SIGKILL)
             process.wait()
-            leases.acquire_writer("while the child lives")
+            leases.acquire_alone("while the child lives")
     finally:
         end(process)  # closes the child's standard input, which ends it
 
@@ -175,11 +175,11 @@ def test_a_forked_child_keeps_nothing(tmp_path: Path) -> None:
 def test_a_child_that_never_ran_keeps_nothing(tmp_path: Path) -> None:
     """A copy of the open file in some child is no matter when the holder closes in good order."""
     first = Leases.open(tmp_path, POOL)
-    first.acquire_writer("a test")
+    first.acquire_alone("a test")
     copy = os.dup(first._fd)
     first.close()
     with Leases.open(tmp_path, POOL) as second:
-        second.acquire_writer("another")
+        second.acquire_alone("another")
     os.close(copy)
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from blockdev import layout
 from blockdev.catalog import Catalog, Trust
+from blockdev.catalogs import catalog_folder
 from blockdev.errors import (
     BadSuperblock,
     DeviceError,
@@ -334,7 +335,7 @@ async def test_without_a_device_its_objects_are_misses_and_come_back(tmp_path: P
     assert set(where.values()) == {0, 1}
     bench.absent = {1}
     if forget:
-        Catalog.open(tmp_path, UUID(int=0)).close(clean=False)  # of another pool: emptied
+        Catalog.open(catalog_folder(tmp_path, 0), UUID(int=0)).close(clean=False)  # of another pool: emptied
     async with bench.open() as opened:
         pool = opened.pool
         assert opened.missing == (1,)
@@ -556,7 +557,7 @@ async def test_a_damaged_page_of_a_descriptor_costs_one_object_at_most(
         )
     await bench.damage(0, at)
     bench.boot += 1
-    Catalog.open(tmp_path, UUID(int=0)).close(clean=False)
+    Catalog.open(catalog_folder(tmp_path, 0), UUID(int=0)).close(clean=False)
     async with bench.pool() as pool:
         assert (await seen(pool, b"x") is None) == current
         assert await seen(pool, other.name) is not None
@@ -571,7 +572,7 @@ async def test_a_slot_with_both_pages_damaged_is_not_used(tmp_path: Path) -> Non
         record = await put(pool, b"x", 300 * KIB)
         at = pair_at(pool, record.ref)
     await bench.damage(0, at, 2 * PAGE)
-    Catalog.open(tmp_path, UUID(int=0)).close(clean=False)
+    Catalog.open(catalog_folder(tmp_path, 0), UUID(int=0)).close(clean=False)
     async with bench.pool() as pool:
         assert await seen(pool, b"x") is None
         assert pool.statistics().space.bad == 512 * KIB
@@ -628,7 +629,7 @@ async def test_a_catalogue_with_a_damaged_page_is_built_again(tmp_path: Path, ex
         bench = await made(tmp_path / f"{page}")
         async with bench.pool() as pool:
             data = {b"%d" % n: await content(pool, await put(pool, b"%d" % n, n * 100)) for n in range(60)}
-        with (bench.folder / "data.mdb").open("r+b") as file:
+        with (catalog_folder(bench.folder, 0) / "data.mdb").open("r+b") as file:
             file.seek(page * PAGE)
             file.write(Random(page).randbytes(PAGE))
         async with bench.pool() as pool:
@@ -657,10 +658,7 @@ async def test_after_a_rebuild_a_crash_loses_nothing(tmp_path: Path, expect_log:
 
 
 def copy(source: Path, target: Path) -> None:
-    target.mkdir()
-    for file in source.iterdir():
-        if file.is_file():
-            (target / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(source, target)
 
 
 async def test_a_failing_flush_at_the_end_loses_the_device_and_nothing_else(
@@ -686,11 +684,15 @@ async def test_a_failing_flush_at_the_end_loses_the_device_and_nothing_else(
 # ── reading only ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def files_in(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and path.name != "lock.mdb"]
+
+
 async def test_a_pool_opened_for_reading_writes_nothing(tmp_path: Path) -> None:
     bench = await made(tmp_path)
     async with bench.pool() as pool:
         record = await put(pool, b"x", 300 * KIB)
-    before = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.name != "lock.mdb"}
+    before = {file: file.read_bytes() for file in files_in(tmp_path)}
     async with bench.pool(readonly=True) as pool:
         assert await seen(pool, b"x") is not None
         new = NewObject(ROOT, b"y", 0o100644, 0, 0, 0, 1, inline=b"y")
@@ -714,7 +716,7 @@ async def test_a_pool_opened_for_reading_writes_nothing(tmp_path: Path) -> None:
         assert (
             operations[Operation.WRITE] == operations[Operation.FLUSH] == operations[Operation.DISCARD] == 0
         )
-    after = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.name != "lock.mdb"}
+    after = {file: file.read_bytes() for file in files_in(tmp_path)}
     assert before == after
 
 
@@ -732,17 +734,29 @@ async def test_reading_without_a_catalogue_looks_at_the_media(tmp_path: Path) ->
     assert not bench.folder.exists()
 
 
-@pytest.mark.parametrize("writer_is_live", [True, False])
-async def test_reading_beside_a_writer(tmp_path: Path, *, writer_is_live: bool) -> None:
-    """Who knows that somebody writes believes the catalogue as it is; who does not reads the media."""
+async def test_reading_beside_a_member_believes_its_catalogue(tmp_path: Path) -> None:
+    bench = await made(tmp_path)
+    async with bench.pool() as pool:
+        record = await put(pool, b"x", 300 * KIB)
+        pool.catalog.commit()
+        mirror = bench.devices[0].reopen()
+        async with open_pool([mirror], tmp_path, OpenOptions(DOMAIN, readonly=True, boot_id="boot-0")) as opened:
+            assert opened.recovered.trust is Trust.CURRENT
+            assert await seen(opened.pool, b"x") is not None
+            await pool.remove(record)
+            pool.catalog.commit()
+            assert await seen(opened.pool, b"x") is None
+
+
+async def test_reading_what_a_killed_member_left_looks_at_the_media(tmp_path: Path) -> None:
     bench = await made(tmp_path / "a")
     async with bench.pool() as pool:
         await put(pool, b"x", 300 * KIB)
         pool.catalog.commit()
         copy(tmp_path / "a", tmp_path / "b")
     bench.folder = tmp_path / "b"
-    async with bench.open(readonly=True, writer_is_live=writer_is_live) as opened:
-        assert opened.recovered.trust is (Trust.CURRENT if writer_is_live else Trust.STALE)
+    async with bench.open(readonly=True) as opened:
+        assert opened.recovered.trust is Trust.STALE
         assert await seen(opened.pool, b"x") is not None
 
 

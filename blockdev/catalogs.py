@@ -1,0 +1,363 @@
+"""What all members of a host know together: each one's catalogue, read as one.
+
+A member writes the catalogues of the seats that it holds and reads those of all others. Of the records that speak for a
+name, the one with the highest stamp counts, by the rules of `stamps`: nobody asks anybody. A record whose member says
+that it is outdone (its object was renamed, replaced or removed by another member that could not change it) does not
+count, and an ALIAS shows the object that it stands for under its own name and attributes.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from uuid import UUID
+
+from blockdev.catalog import Catalog
+from blockdev.stamps import age, is_directory
+from blockdev.types import (
+    Descriptor,
+    DirectoryId,
+    DirtyChunk,
+    Kind,
+    ObjectId,
+    RegionId,
+    SlotRef,
+    Stamp,
+)
+
+log = logging.getLogger(__name__)
+
+_BATCH = 256
+
+
+def catalog_folder(folder: Path, seat: int) -> Path:
+    """Where a seat's catalogue is in a pool's folder."""
+    return folder / "catalogue" / str(seat)
+
+
+class Catalogs:
+    """The catalogues of one pool on one host, for one member. Any call may raise OSError, as those of `Catalog`.
+
+    :param folder: the pool's, on this host
+    :param own: by seat; the first is the one that takes what belongs to no other
+    """
+
+    def __init__(self, folder: Path, pool: UUID, own: dict[int, Catalog]) -> None:
+        self._folder = folder
+        self._pool = pool
+        self.own = own
+        self.others: dict[int, Catalog] = {}
+        self._all: list[Catalog] = list(own.values())
+        self._seats: dict[RegionId, int] = {}
+        self._same: dict[DirectoryId, DirectoryId] = {}
+        self._twins: defaultdict[DirectoryId, set[DirectoryId]] = defaultdict(set)
+
+    # ── seats ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def assign(self, region: RegionId, seat: int) -> None:
+        """What is in a region belongs into this seat's catalogue."""
+        self._seats[region] = seat
+
+    def unassign(self, region: RegionId) -> None:
+        """A region is not ours any more."""
+        self._seats.pop(region, None)
+
+    @property
+    def regions(self) -> int:
+        """How many regions are ours."""
+        return len(self._seats)
+
+    def assigned(self, region: RegionId) -> int | None:
+        """The seat of ours that a region belongs to."""
+        return self._seats.get(region)
+
+    def add_own(self, seat: int, catalog: Catalog) -> None:
+        """Write a seat's catalogue from here on."""
+        self.others.pop(seat, None)
+        self.own[seat] = catalog
+        self._all = [*self.own.values(), *self.others.values()]
+
+    def add_other(self, seat: int, catalog: Catalog) -> None:
+        """Read a catalogue that is about to become ours as another member's."""
+        self.others[seat] = catalog
+        self._all = [*self.own.values(), *self.others.values()]
+
+    def see_others(self, seats: Iterable[int]) -> None:
+        """Read the catalogues of these seats, and no others; those that were made anew are opened again."""
+        wanted = {seat for seat in seats if seat not in self.own}
+        for seat in [*self.others]:
+            if seat not in wanted or not self.others[seat].is_current():
+                self.close_other(seat)
+        for seat in wanted - self.others.keys():
+            folder = catalog_folder(self._folder, seat)
+            if (folder / "session.json").exists():
+                self.others[seat] = Catalog.open(folder, self._pool, readonly=True)
+        self._all = [*self.own.values(), *self.others.values()]
+
+    def close_other(self, seat: int) -> None:
+        """Do not read a seat's catalogue any more."""
+        catalog = self.others.pop(seat, None)
+        if catalog is not None:
+            with suppress(OSError):
+                catalog.close(clean=False)
+        self._all = [*self.own.values(), *self.others.values()]
+
+    @property
+    def primary(self) -> Catalog:
+        return next(iter(self.own.values()))
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def get(self, directory: DirectoryId, name: bytes) -> Descriptor | None:
+        """What a name stands for. An ALIAS comes as what it stands for, under its own name and attributes."""
+        records = self.raw(directory, name)
+        return self._truth(records) if records else None
+
+    def raw(self, directory: DirectoryId, name: bytes) -> list[Descriptor]:
+        """Every record of a name, as it is in its catalogue."""
+        found = [
+            record
+            for one in self.same(directory)
+            for catalog in self._all
+            if (record := catalog.get(one, name)) is not None
+        ]
+        return [record for record in found if record.kind is not Kind.TOMBSTONE]
+
+    def by_id(self, object_id: ObjectId) -> Descriptor | None:
+        """What an object is, under whatever name; None if it is gone."""
+        records = self.raw_by_id(object_id)
+        if len(self._all) == 1:
+            return self._shown(records[0]) if records else None
+        latest = max(records, key=age, default=None)
+        if latest is None or self.is_outdone(latest):
+            return None
+        shown = self._shown(latest)
+        if shown is None or latest.kind is Kind.DIRECTORY:
+            return shown
+        counts = self.get(shown.directory, shown.name)
+        return shown if counts is not None and counts.object_id == object_id else None
+
+    def raw_by_id(self, object_id: ObjectId) -> list[Descriptor]:
+        """Every record of an object, as it is in its catalogue."""
+        return [record for catalog in self._all if (record := catalog.by_id(object_id)) is not None]
+
+    def behind(self, record: Descriptor) -> list[Descriptor]:
+        """Every record that must be outdone, lest the name or object that `record` shows come back."""
+        if len(self._all) == 1:
+            return [record]
+        found = {
+            one.ref: one
+            for one in (*self.raw_by_id(record.object_id), *self.raw(record.directory, record.name))
+        }
+        return list(found.values())
+
+    def owner(self, object_id: ObjectId) -> Catalog | None:
+        """Our catalogue that has an object's own record; None if the object is another member's."""
+        for catalog in self.own.values():
+            record = catalog.by_id(object_id)
+            if record is not None and record.kind is not Kind.ALIAS:
+                return catalog
+        return None
+
+    def is_ours(self, record: Descriptor) -> bool:
+        """Whether we may change the object that `record` shows."""
+        return not self.others or self.owner(record.object_id) is not None
+
+    def alias(self, object_id: ObjectId) -> Descriptor | None:
+        """Our own ALIAS of an object, if there is one."""
+        for catalog in self.own.values():
+            record = catalog.by_id(object_id)
+            if record is not None and record.kind is Kind.ALIAS:
+                return record
+        return None
+
+    def children(self, directory: DirectoryId, after: bytes = b"") -> Iterator[Descriptor]:
+        """What is in a directory, sorted by name, from the first name behind `after`.
+
+        Anything may change between steps: what is gone does not come, what is new may.
+        """
+        same = self.same(directory)
+        if len(self._all) == 1 and len(same) == 1:
+            yield from self._all[0].children(directory, after)
+            return
+        walks = [self._names(catalog, one, after) for catalog in self._all for one in same]
+        for name, _ in groupby(heapq.merge(*walks)):
+            record = self.get(directory, name)
+            if record is not None:
+                yield record
+
+    @staticmethod
+    def _names(catalog: Catalog, directory: DirectoryId, after: bytes) -> Iterator[bytes]:
+        while batch := catalog.names_behind(directory, after, _BATCH):
+            yield from batch
+            after = batch[-1]
+
+    def has_children(self, directory: DirectoryId) -> bool:
+        """Whether anything is in a directory."""
+        return next(self.children(directory), None) is not None
+
+    def scan(self) -> Iterator[Descriptor]:
+        """Every object of ours, in no useful order; names given by others are not seen."""
+        for catalog in self.own.values() or self._all:
+            yield from (r for r in catalog.scan() if r.kind not in {Kind.ALIAS, Kind.TOMBSTONE})
+
+    @property
+    def count(self) -> int:
+        """How many objects there are, about."""
+        return sum(catalog.count for catalog in self._all)
+
+    # ── what counts ──────────────────────────────────────────────────────────────────────────────────────
+
+    def is_outdone(self, record: Descriptor) -> bool:
+        """Whether another member's later record speaks for what `record` speaks for."""
+        if len(self._all) == 1:
+            return False
+        return any((stamp := c.outdone(record.ref)) is not None and stamp > record.stamp for c in self._all)
+
+    def outdone_by(self, record: Descriptor) -> Stamp | None:
+        """The highest stamp of what outdoes a record of ours, by listing it."""
+        stamps = [s for c in self._all if (s := c.outdone(record.ref)) is not None and s > record.stamp]
+        return max(stamps, default=None)
+
+    def _truth(self, records: list[Descriptor]) -> Descriptor | None:
+        if len(self._all) == 1 and len(records) == 1:
+            return self._shown(records[0])
+        records.sort(key=age, reverse=True)
+        if is_directory(records[0]):
+            return self._directory(records)
+        latest = records[0]
+        return None if self.is_outdone(latest) else self._shown(latest)
+
+    def _directory(self, records: list[Descriptor]) -> Descriptor | None:
+        """Of directories made more than once, the one with the smallest id; what is in them is in it."""
+        found: dict[ObjectId, Descriptor] = {}
+        for record in records:
+            if not is_directory(record):
+                break
+            shown = None if self.is_outdone(record) else self._shown(record)
+            if shown is not None:
+                found.setdefault(shown.object_id, shown)
+        if not found:
+            return None
+        smallest = min(found)
+        for other in found.keys() - {smallest}:
+            self._note_twins(DirectoryId(smallest), DirectoryId(other))
+        return found[smallest]
+
+    def _note_twins(self, smallest: DirectoryId, other: DirectoryId) -> None:
+        known = self._same.get(other)
+        if known is None or smallest < known:
+            self._same[other] = smallest
+            self._twins[smallest] |= {other, *self._twins.pop(other, ())}
+
+    def canonical(self, directory: DirectoryId) -> DirectoryId:
+        """The directory that stands for all that were made under its name."""
+        return self._same.get(directory, directory)
+
+    def same(self, directory: DirectoryId) -> tuple[DirectoryId, ...]:
+        """The ids whose children are a directory's."""
+        if not self._same:
+            return (directory,)
+        canonical = self.canonical(directory)
+        return (canonical, *self._twins.get(canonical, ()))
+
+    def _shown(self, record: Descriptor) -> Descriptor | None:
+        """A record as its readers see it. None: an alias whose object is gone, or has taken it over."""
+        if record.kind is not Kind.ALIAS:
+            return record
+        for catalog in self._all:
+            base = catalog.by_id(record.object_id)
+            if base is not None and base.ref == record.head:
+                return _aliased(base, record) if base.stamp < record.stamp else None
+        return None
+
+    # ── changing ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def put(self, record: Descriptor) -> None:
+        """Store a record of ours under its name, in place of what our catalogue had there."""
+        self._of(RegionId(*record.address[:2])).put(record)
+
+    def forget(self, record: Descriptor) -> None:
+        """Take an object, or an alias, of ours out, under whatever name we have it."""
+        for catalog in self.own.values():
+            known = catalog.by_id(record.object_id)
+            if known is not None and known.ref == record.ref:
+                catalog.forget(record.object_id)
+
+    def outdo(self, refs: Iterable[SlotRef], stamp: Stamp) -> None:
+        """Say that others' records are outdone by one of ours."""
+        for ref in refs:
+            self.primary.outdo(ref, stamp)
+
+    def not_outdone(self, ref: SlotRef) -> None:
+        """That use of a slot is over: nothing needs to be said of it."""
+        for catalog in self.own.values():
+            catalog.not_outdone(ref)
+
+    def mark_dirty(self, *chunks: DirtyChunk) -> None:
+        """As `Catalog.mark_dirty`, in the catalogues of the chunks' regions."""
+        for chunk in chunks:
+            self._of(RegionId(chunk.device, chunk.region)).mark_dirty(chunk)
+
+    def dirty_chunks(self) -> set[DirtyChunk]:
+        """Every chunk that was marked."""
+        return set().union(*(catalog.dirty_chunks() for catalog in self.own.values()))
+
+    def commit(self) -> None:
+        """Make all changes durable against kill -9, and visible to others."""
+        for catalog in self.own.values():
+            catalog.commit()
+
+    def commit_due(self, now: float) -> bool:
+        """As `Catalog.commit_due`."""
+        return any([catalog.commit_due(now) for catalog in self.own.values()])
+
+    @property
+    def has_changes(self) -> bool:
+        return any(catalog.has_changes for catalog in self.own.values())
+
+    @property
+    def failed(self) -> bool:
+        """Whether a call raised OSError in a catalogue of ours."""
+        return any(catalog.failed for catalog in self.own.values())
+
+    def reader_check(self) -> None:
+        """As `Catalog.reader_check`."""
+        for catalog in self.own.values():
+            catalog.reader_check()
+
+    def close_others(self) -> None:
+        """Read nobody's catalogue any more."""
+        for seat in [*self.others]:
+            self.close_other(seat)
+
+    def close(self, *, clean: bool) -> None:
+        """Close all. :param clean: ours say what the media say"""
+        self.close_others()
+        for catalog in self.own.values():
+            catalog.close(clean=clean)
+
+    def _of(self, region: RegionId) -> Catalog:
+        seat = self._seats.get(region)
+        return self.primary if seat is None else self.own[seat]
+
+
+def _aliased(base: Descriptor, alias: Descriptor) -> Descriptor:
+    return replace(
+        base,
+        stamp=alias.stamp,
+        directory=alias.directory,
+        name=alias.name,
+        mode=alias.mode,
+        uid=alias.uid,
+        gid=alias.gid,
+        mtime_ns=alias.mtime_ns,
+        ctime_ns=alias.ctime_ns,
+        xattrs=alias.xattrs,
+    )

@@ -1,0 +1,236 @@
+"""What we say about other members' objects, and what we do about what they say of ours.
+
+A member changes only its own slots. So the new name or attributes of another's object are an ALIAS in a slot of ours,
+its removal a TOMBSTONE, its replacement a head that lists it; each counts at once, by its stamp. The owner follows our
+catalogue and folds it in: it rewrites its own record as the alias says, or lets the object go. Then ours is garbage.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+from blockdev import layout
+from blockdev.catalogs import Catalogs
+from blockdev.errors import DeviceError, Unavailable
+from blockdev.media import Media
+from blockdev.publisher import OWED_ROOM, Consumed, Publisher
+from blockdev.room import Room
+from blockdev.sources import Sources
+from blockdev.types import Descriptor, Kind, ObjectId, RegionId, SlotClass, SlotRef
+from blockdev.versions import Versions
+
+log = logging.getLogger(__name__)
+
+
+class Tools(NamedTuple):
+    """What it works with."""
+
+    media: Media
+    catalogs: Catalogs
+    room: Room
+    publisher: Publisher
+    versions: Versions
+    sources: Sources
+
+
+class Verdict(NamedTuple):
+    """What is to become of our record `own`: what `alias` says, or nothing."""
+
+    own: Descriptor
+    alias: Descriptor | None
+
+
+class Others:
+    """See the module. The caller holds the locks of names and objects.
+
+    :param aliases: of ours, found when the pool was opened
+    """
+
+    def __init__(self, tools: Tools, aliases: Iterable[Descriptor]) -> None:
+        self._media = tools.media
+        self._catalogs = tools.catalogs
+        self._room = tools.room
+        self._publisher = tools.publisher
+        self._versions = tools.versions
+        self._sources = tools.sources
+        self._aliases = {alias.object_id: alias for alias in aliases}
+
+    def absorb(self, aliases: Iterable[Descriptor]) -> None:
+        """Look after the aliases of another seat, too."""
+        self._aliases |= {alias.object_id: alias for alias in aliases}
+
+    def is_ours(self, record: Descriptor) -> bool:
+        """Whether we may change the object that `record` shows."""
+        return self._catalogs.is_ours(record)
+
+    # ── of theirs ────────────────────────────────────────────────────────────────────────────────────────
+
+    async def alias(self, wanted: Descriptor, old: Descriptor | None) -> Descriptor:
+        """Give another's object the name and attributes of `wanted`, which is otherwise what it is now.
+
+        :param old: what the name stands for now
+        :raises NoSpace, RecordTooLarge, Unavailable, DeviceError:
+        """
+        known = self._catalogs.by_id(wanted.object_id)
+        own = self._catalogs.alias(wanted.object_id)
+        owed = await self._few(self._outdone_by_alias(wanted, known, own, old))
+        stamp = self._sources.next_stamp(known, old)
+        slot = own.ref if own is not None else await self._room.reserve(SlotClass.INLINE)
+        taken = Consumed([slot] if own is None else [])
+        try:
+            epoch, sequence = await self._room.place(slot)
+            record = Descriptor(
+                Kind.ALIAS,
+                slot.address,
+                epoch,
+                slot.generation,
+                sequence + 1,
+                stamp,
+                wanted.object_id,
+                wanted.directory,
+                wanted.name,
+                wanted.mode,
+                wanted.uid,
+                wanted.gid,
+                wanted.mtime_ns,
+                stamp,
+                wanted.btime_ns,
+                xattrs=wanted.xattrs,
+                supersedes=owed,
+                head=wanted.ref,
+            )
+            layout.pack_descriptor(record)
+            taken.recorded += taken.fresh
+            await self._publisher.write_head(record)
+            await self._room.barrier([record.ref])
+        except BaseException:
+            await self._publisher.abandon(taken)  # noqa: ASYNC102 - shielded by the pool
+            raise
+        self._room.publish(slot, record.object_id)
+        self._aliases[record.object_id] = record
+        self._catalogs.put(record)
+        self._catalogs.outdo([wanted.ref, *owed], stamp)
+        if old is not None and old.object_id != record.object_id and self.is_ours(old):
+            await self._versions.replaced(old, record)
+        return replace(wanted, stamp=stamp, ctime_ns=stamp)
+
+    def _outdone_by_alias(
+        self, wanted: Descriptor, known: Descriptor | None, own: Descriptor | None, old: Descriptor | None
+    ) -> list[SlotRef]:
+        listed = [*(own.supersedes if own is not None else ())]
+        for record in (known, old):
+            if record is not None:
+                listed += [other.ref for other in self._catalogs.behind(record)]
+        mine = {wanted.ref, own.ref if own is not None else wanted.ref}
+        return [ref for ref in dict.fromkeys(listed) if ref not in mine]
+
+    async def _few(self, refs: list[SlotRef]) -> tuple[SlotRef, ...]:
+        """As many as a record has room for; a tombstone answers for the others."""
+        if len(refs) >= len(OWED_ROOM):
+            await self._versions.debts.bury_all(refs)
+            return ()
+        return tuple(refs)
+
+    async def remove(self, record: Descriptor) -> None:
+        """Remove another's object. :raises NoSpace, Unavailable, DeviceError:"""
+        await self._versions.debts.bury_all([other.ref for other in self._catalogs.behind(record)])
+        await self._drop_alias(record.object_id)
+        self._catalogs.commit()
+
+    async def outdo_rivals(self, record: Descriptor) -> None:
+        """Before an object of ours leaves its name: what it has outdone there must not come back.
+
+        :raises NoSpace, Unavailable, DeviceError:
+        """
+        rivals = [
+            other.ref
+            for other in self._catalogs.behind(record)
+            if other.object_id != record.object_id
+            and (other.directory, other.name) == (record.directory, record.name)
+        ]
+        if rivals:
+            await self._versions.debts.bury_all(rivals)
+
+    async def _drop_alias(self, object_id: ObjectId) -> None:
+        alias = self._aliases.pop(object_id, None)
+        if alias is not None:
+            self._catalogs.forget(alias)
+            await self._room.invalidate([alias.ref])
+
+    # ── of ours ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def verdict(self, object_id: ObjectId) -> Verdict | None:
+        """What others have made of an object of ours; None if it stands."""
+        own = self.own(object_id)
+        if own is None:
+            return None
+        stamp = self._catalogs.outdone_by(own)
+        if stamp is None:
+            if own.kind is Kind.DIRECTORY:
+                return None
+            counts = self._catalogs.get(own.directory, own.name)
+            return Verdict(own, None) if counts is not None and counts.object_id != object_id else None
+        for record in self._catalogs.raw_by_id(object_id):
+            if record.kind is Kind.ALIAS and record.head == own.ref and record.stamp >= stamp:
+                return Verdict(own, record)
+        return Verdict(own, None)
+
+    def own(self, object_id: ObjectId) -> Descriptor | None:
+        """Our record of an object of ours, as it is on media."""
+        owner = self._catalogs.owner(object_id)
+        return owner.by_id(object_id) if owner is not None else None
+
+    async def take_over(self, own: Descriptor, alias: Descriptor) -> None:
+        """Make our record say what an alias says. :raises Unavailable, DeviceError:"""
+        head = replace(
+            own,
+            stamp=alias.stamp,
+            directory=alias.directory,
+            name=alias.name,
+            mode=alias.mode,
+            uid=alias.uid,
+            gid=alias.gid,
+            mtime_ns=alias.mtime_ns,
+            ctime_ns=alias.ctime_ns,
+            xattrs=alias.xattrs,
+            supersedes=self._versions.debts.of(own.object_id),
+            sequence=await self._room.sequence_of(own.address) + 1,
+        )
+        await self._publisher.write_head(head)
+        await self._room.barrier([head.ref])
+        self._versions.remember(head)
+
+    # ── garbage of ours ──────────────────────────────────────────────────────────────────────────────────
+
+    async def sweep(self, limit: int) -> None:
+        """Free the aliases that owners have taken over, and what else is over.
+
+        :param limit: most aliases, and most other slots, to look at
+        """
+        for alias in list(self._aliases.values())[:limit]:
+            if await self._is_over(alias):
+                await self._drop_alias(alias.object_id)
+                for ref in (alias.head, *alias.supersedes):
+                    if ref is not None:
+                        self._catalogs.not_outdone(ref)
+            else:  # at the end: the next ones are looked at the next time
+                current = self._aliases.pop(alias.object_id, None)
+                if current is not None:
+                    self._aliases[alias.object_id] = current
+        await self._versions.debts.sweep(limit)
+
+    async def _is_over(self, alias: Descriptor) -> bool:
+        base = alias.head
+        assert base is not None
+        try:
+            await self._media.reload_header(RegionId(base.device, base.region))
+            if not await self._room.ensure_invalid(base):
+                record = await self._media.read_descriptor(base.address)
+                if record is None or record.stamp < alias.stamp:
+                    return False
+        except (DeviceError, Unavailable):
+            return False
+        return all([await self._room.ensure_invalid(ref) for ref in alias.supersedes])
