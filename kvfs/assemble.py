@@ -64,36 +64,34 @@ async def reading(folder: PoolFolder) -> AsyncIterator[Pool]:
     config = load_config(folder.config)
     async with AsyncExitStack() as stack:
         devices = await stack.enter_async_context(open_devices(config, writable=False))
-        pool_uuid = (await _superblock_of(devices, config)).pool
-        with Leases.open(folder.path, pool_uuid) as leases:
-            options = OpenOptions(
-                domain=local_domain(folder.path.parent),
-                readonly=True,
-                writer_is_live=leases.holder() is not None,
-            )
-            yield await stack.enter_async_context(_pool(devices, folder, options))
+        await _superblock_of(devices, config)
+        options = OpenOptions(domain=local_domain(folder.path.parent), readonly=True)
+        yield await stack.enter_async_context(_pool(devices, folder, options))
 
 
 @asynccontextmanager
 async def writing(folder: PoolFolder, purpose: str, config: Config | None = None) -> AsyncIterator[Opened]:
-    """The pool, with the right to write.
+    """The pool, with the right to write, beside others who have it open.
 
     :param purpose: for those who find the pool busy, such as "mounted on /mnt/kv"
     :param config: instead of the one in the pool's folder
-    :raises PoolBusy: somebody else writes
+    :raises PoolBusy: somebody must be alone with it, or there is no room for one more
     :raises ConfigError, MissingDevice, WrongDomain, FormatError, DeviceError:
     """
     config = config or load_config(folder.config)
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(locked(folder, config, purpose))
         devices = await stack.enter_async_context(open_devices(config, writable=True))
-        options = OpenOptions(domain=local_domain(folder.path.parent), flush=config.durability == "flush")
+        await _superblock_of(devices, config)
+        options = OpenOptions(
+            domain=local_domain(folder.path.parent), flush=config.durability == "flush", purpose=purpose
+        )
         yield Opened(await stack.enter_async_context(_pool(devices, folder, options)), config)
 
 
 @asynccontextmanager
 async def locked(folder: PoolFolder, config: Config, purpose: str) -> AsyncIterator[Superblock]:
-    """Be the only process of this host that may write to the pool; yields what its media say of it.
+    """Be the only process of this host that has the pool open for writing, for what changes the pool itself; yields
+    what its media say of it.
 
     :raises PoolBusy, MissingDevice, FormatError, DeviceError:
     """
@@ -101,19 +99,18 @@ async def locked(folder: PoolFolder, config: Config, purpose: str) -> AsyncItera
         superblock = await _superblock_of(devices, config)
     with Leases.open(folder.path, superblock.pool) as leases:
         try:
-            leases.acquire_writer(purpose)
+            leases.acquire_alone(purpose)
         except PoolBusy:
             raise PoolBusy(_busy(config.name, leases)) from None
         yield superblock
 
 
 def _busy(name: str, leases: Leases) -> str:
-    holder = leases.holder()
-    if holder is None:
+    holders = leases.holders()
+    if not holders:
         return f"pool '{name}' is open for writing in another process; try again when it has ended"
-    return (
-        f"pool '{name}' is in use by process {holder.pid}, {holder.purpose}; unmount it or wait for it to end"
-    )
+    by = " and by ".join(f"process {holder.pid}, {holder.purpose}" for holder in holders)
+    return f"pool '{name}' is in use by {by}; unmount it or wait for it to end"
 
 
 @asynccontextmanager
@@ -214,10 +211,12 @@ async def _read_superblock(device: Device, config: Config) -> Superblock:
 @asynccontextmanager
 async def _pool(devices: Sequence[Device], folder: PoolFolder, options: OpenOptions) -> AsyncIterator[Pool]:
     try:
-        async with open_pool(devices, folder.path / "catalogue", options) as opened:
+        async with open_pool(devices, folder.path, options) as opened:
             for number in opened.missing:
                 log.warning("device %d of pool '%s' is missing: its objects are misses", number, folder.name)
             yield opened.pool
+    except PoolBusy as error:
+        raise PoolBusy(f"pool '{folder.name}' cannot be opened now: {error}") from None
     except WrongDomain as error:
         raise WrongDomain(
             f"{error}: use the state directory it was made with, or take the pool over with "

@@ -173,10 +173,10 @@ async def _refuse_in_use(state: StateDirectory, path: Path) -> None:
     folder = PoolFolder(state.root / superblock.name)
     if folder.config.exists():
         with Leases.open(folder.path, superblock.pool) as leases:
-            holder = leases.holder()
-        if holder is not None:
+            holders = leases.holders()
+        if holders:
             raise PoolBusy(
-                f"{path} is in use by pool '{superblock.name}', process {holder.pid}, {holder.purpose}"
+                f"{path} is in use by pool '{superblock.name}', process {holders[0].pid}, {holders[0].purpose}"
             )
 
 
