@@ -27,12 +27,26 @@ class Inode:
     :ivar lookups: how often the kernel was told the number and has not forgotten it
     :ivar handles: open files
     :ivar gone: its name was removed or given to another file; only those who have it open can reach it
+    :ivar stale: another member did that, or moved it: who comes by name is sent back to look the name up
+    :ivar doubtful: another member may have, while it was a draft
     :ivar place: where it is or was last
     :ivar atime_ns: in memory only
     :ivar mtime_ns: of a directory, in memory only; 0 if unknown
     """
 
-    __slots__ = ("atime_ns", "draft", "gone", "handles", "lookups", "mtime_ns", "number", "place", "record")
+    __slots__ = (
+        "atime_ns",
+        "doubtful",
+        "draft",
+        "gone",
+        "handles",
+        "lookups",
+        "mtime_ns",
+        "number",
+        "place",
+        "record",
+        "stale",
+    )
 
     def __init__(self, number: int, place: Place) -> None:
         self.number = number
@@ -42,6 +56,8 @@ class Inode:
         self.lookups = 0
         self.handles = 0
         self.gone = False
+        self.stale = False
+        self.doubtful = False
         self.atime_ns = 0
         self.mtime_ns = 0
 
@@ -70,6 +86,7 @@ class InodeTable:
         self.root = Inode(ROOT_NUMBER, (ROOT, b""))
         self._by_number: dict[int, Inode] = {ROOT_NUMBER: self.root}
         self._by_object: dict[ObjectId, list[Inode]] = {}
+        self._by_place: dict[Place, list[Inode]] = {}
 
     def __len__(self) -> int:
         return len(self._by_number)
@@ -88,13 +105,18 @@ class InodeTable:
         return found[-1] if found else None
 
     def of_record(self, record: Descriptor) -> Inode:
-        """The inode of a version: the one that there is, now under this record, or a new one."""
+        """The inode of a version of that name: the one that there is, now under this record, or a new one.
+
+        One that had another name is not it: who moved it here would have said so with `renew`, and the kernel may go on
+        finding it under that name.
+        """
+        place = (record.directory, record.name)
         for inode in reversed(self._by_object.get(record.object_id, ())):
             assert inode.record is not None
-            if same_content(inode.record, record):
+            if inode.place == place and same_content(inode.record, record):
                 self._renew(inode, record)
                 return inode
-        inode = self._new((record.directory, record.name))
+        inode = self._new(place)
         self.bind(inode, record)
         return inode
 
@@ -107,7 +129,30 @@ class InodeTable:
     def _renew(self, inode: Inode, record: Descriptor) -> None:
         if inode.record is None or inode.record.stamp <= record.stamp:
             inode.record = record
-            inode.place = (record.directory, record.name)
+            self.move(inode, (record.directory, record.name))
+
+    def outdate(self, inode: Inode) -> None:
+        """Its name stands for something else now, and it for nothing that can be found."""
+        self._unindex(inode)
+        inode.stale = True
+
+    def at(self, place: Place) -> list[Inode]:
+        """Inodes that are, or were last, at a place."""
+        return list(self._by_place.get(place, ()))
+
+    def move(self, inode: Inode, place: Place) -> None:
+        """It has another name."""
+        if inode.place != place and inode.number in self._by_number:
+            self._leave_place(inode)
+            self._by_place.setdefault(place, []).append(inode)
+        inode.place = place
+
+    def _leave_place(self, inode: Inode) -> None:
+        there = self._by_place.get(inode.place, [])
+        if inode in there:
+            there.remove(inode)
+        if not there:
+            self._by_place.pop(inode.place, None)
 
     def versions(self, object_id: ObjectId) -> list[Inode]:
         """Inodes of an object, those of versions that are replaced included."""
@@ -126,7 +171,7 @@ class InodeTable:
         self._unindex(inode)
         inode.record = record
         if record is not None and inode.number in self._by_number:
-            inode.place = (record.directory, record.name)
+            self.move(inode, (record.directory, record.name))
             self._by_object.setdefault(record.object_id, []).append(inode)
 
     def forget(self, number: int, lookups: int) -> Inode | None:
@@ -140,10 +185,12 @@ class InodeTable:
         """Remove an inode that neither the kernel nor an open file knows."""
         self._by_number.pop(inode.number, None)
         self._unindex(inode)
+        self._leave_place(inode)
 
     def _new(self, place: Place) -> Inode:
         self._last += 1
         inode = self._by_number[self._last] = Inode(self._last, place)
+        self._by_place.setdefault(place, []).append(inode)
         return inode
 
     def _unindex(self, inode: Inode) -> None:

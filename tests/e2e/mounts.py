@@ -3,6 +3,7 @@ and mount again."""
 
 from __future__ import annotations
 
+import copy
 import mmap
 import os
 import random
@@ -45,6 +46,14 @@ class Mount:
         self.command(
             "pool", "create", POOL, *map(str, self.devices), "--size", device_size, "--extent-size", EXTENT
         )
+
+    def beside(self, name: str) -> Mount:
+        """A second mount of the same pool, not started yet."""
+        other = copy.copy(self)
+        other.path = self.path.with_name(name)
+        other.path.mkdir()
+        other._watchdog = None
+        return other
 
     @property
     def folder(self) -> Path:

@@ -12,6 +12,7 @@ import trio
 from xxhash import xxh3_64_intdigest
 
 from blockdev.errors import ChecksumError, Exists, IsDirectory, Missing, NoSpace, NotEmpty, Raced
+from blockdev.pool import Foreign
 from blockdev.publication import NewObject
 from blockdev.types import (
     PAGE,
@@ -57,6 +58,8 @@ class FakePool:
         self.name = "fake"
         self.extent_size = EXTENT
         self.on_gone: list[Callable[[Descriptor], None]] = []
+        self.on_changed: list[Callable[[Foreign | None], None]] = []
+        self.alone = True
         self.capacity = capacity
         self.slots: dict[SlotRef, bytearray] = {}
         self.reserved: set[SlotRef] = set()
