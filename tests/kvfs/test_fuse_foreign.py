@@ -8,7 +8,8 @@ from blockdev.pool import Foreign
 from blockdev.types import ROOT, Descriptor
 from kvfs.fuse.attributes import RootAttributes
 from kvfs.fuse.foreign import ForeignChanges
-from tests.kvfs.test_fuse_tree import READ, WRITE, A, Kernel, fails, kernel, until
+from tests.e2e.helpers import fails
+from tests.kvfs.test_fuse_tree import READ, WRITE, A, Kernel, kernel, until
 
 
 def told(k: Kernel, *changes: Descriptor | None) -> list[int]:
