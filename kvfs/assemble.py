@@ -94,7 +94,8 @@ async def writing(folder: PoolFolder, purpose: str, config: Config | None = None
 
 @asynccontextmanager
 async def locked(folder: PoolFolder, config: Config, purpose: str) -> AsyncIterator[Superblock]:
-    """Be the only process of this host that may write to the pool; yields what its media say of it.
+    """Be the only process of this host that has the pool open for writing, for what changes the pool itself; yields
+    what its media say of it.
 
     For what members cannot do, such as adding a device.
 
@@ -220,6 +221,8 @@ async def _pool(devices: Sequence[Device], folder: PoolFolder, options: OpenOpti
             for number in opened.missing:
                 log.warning("device %d of pool '%s' is missing: its objects are misses", number, folder.name)
             yield opened.pool
+    except PoolBusy as error:
+        raise PoolBusy(f"pool '{folder.name}' cannot be opened now: {error}") from None
     except WrongDomain as error:
         raise WrongDomain(
             f"{error}: use the state directory it was made with, or take the pool over with "

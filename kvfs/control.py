@@ -60,8 +60,8 @@ async def serve(
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Answer requests on a socket at `path` until cancelled. Replaces what is there: call it only with the pool's
-    lock held, when it can only be a leftover.
+    """Answer requests on a socket at `path` until cancelled. Replaces what is there: call it only where nobody else
+    may listen, so that it can only be a leftover.
     """
     listener = trio.SocketListener(_listen(path))
     inode = _inode(path)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kvfs.config import Config
     from kvfs.control import Json, Report
     from kvfs.fuse.mount import Mount
-    from kvfs.state import PoolFolder
+    from kvfs.state import MountFolder, PoolFolder
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,10 @@ class Plan:
     config: Config
     mount_point: str
 
+    @property
+    def state(self) -> MountFolder:
+        return self.folder.mount(self.mount_point)
+
 
 async def run(plan: Plan, announce: Callable[[], None]) -> None:
     """Serve the mount until it is unmounted or told to end.
@@ -47,8 +51,13 @@ async def run(plan: Plan, announce: Callable[[], None]) -> None:
     :param announce: called once, when the mount and its control socket answer
     :raises MountError, ConfigError, PoolBusy, MissingDevice, WrongDomain, FormatError, DeviceError:
     """
+    plan.state.create()
+    with plan.state.held():  # until our record is gone
+        await _serve(plan, announce)
+
+
+async def _serve(plan: Plan, announce: Callable[[], None]) -> None:
     folder, config, path = plan.folder, plan.config, plan.mount_point
-    # The service lives inside the pool's lock: the next mount of the pool cannot come before our record is gone.
     async with assembled(folder, config, f"mounted on {path}") as assembly, trio.open_nursery() as nursery:
 
         def ready(mount: Mount) -> None:
@@ -73,12 +82,12 @@ class Service:
 
     async def run(self, announce: Callable[[], None]) -> None:
         """Make the mount known and answer requests until cancelled."""
-        folder = self._plan.folder
+        state = self._plan.state
         async with trio.open_nursery() as nursery:
             with ExitStack() as stack:
-                await nursery.start(control.serve, folder.socket, self._handlers())
-                stack.callback(folder.forget_mount)
-                folder.write_record(MountRecord(os.getpid(), self._plan.mount_point, self._started))
+                await nursery.start(control.serve, state.socket, self._handlers())
+                stack.callback(state.forget)
+                state.write_record(MountRecord(os.getpid(), self._plan.mount_point, self._started))
                 self._serve_metrics(stack)
                 log.info("pool %s is mounted on %s", self._pool.name, self._plan.mount_point)
                 announce()

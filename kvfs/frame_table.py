@@ -1,5 +1,8 @@
 """Where every frame of the DRAM tier is. Pure: no waiting and no I/O.
 
+A frame is found by the use of a slot whose bytes it holds. A slot is written once in each of its uses, and a use has a
+number of its own: whatever becomes of the object, and whoever changes it, a frame is never of another version.
+
 A frame is always in exactly one of these places:
 
     free     holds nothing; handed out next
@@ -13,19 +16,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from blockdev.types import ObjectId
-
-
-class FrameKey(NamedTuple):
-    """Names an extent of an object."""
-
-    object_id: ObjectId
-    extent: int
+    from blockdev.types import SlotRef
 
 
 class Frame:
@@ -36,7 +32,7 @@ class Frame:
     :ivar length: used bytes
     :ivar pins: how many holders rely on it
     :ivar pending: how many I/Os that were given up may still touch it
-    :ivar key: the extent as which it is found; None while it is private or free
+    :ivar key: the slot's use as which it is found; None while it is private or free
     :ivar unread: nobody has looked it up since it got its key
     :ivar ahead: it was read before anybody asked
     """
@@ -48,7 +44,7 @@ class Frame:
         self.length = 0
         self.pins = 0
         self.pending = 0
-        self.key: FrameKey | None = None
+        self.key: SlotRef | None = None
         self.unread = False
         self.ahead = False
 
@@ -90,7 +86,7 @@ class FrameStatistics:
 
 
 class FrameTable:
-    """All frames, by place and by extent.
+    """All frames, by place and by what they hold.
 
     :ivar evicted: extents given up for another use of their frame
     :ivar evicted_unread: of those, the ones that nobody had looked up
@@ -101,7 +97,7 @@ class FrameTable:
         # A stack: what was used last is most likely still in the processor's caches.
         self._free = list(reversed(self.frames))
         self._idle: OrderedDict[Frame, None] = OrderedDict()
-        self._objects: dict[ObjectId, dict[int, Frame]] = {}
+        self._found: dict[SlotRef, Frame] = {}
         self.zombies = 0
         self.evicted = 0
         self.evicted_unread = 0
@@ -118,10 +114,9 @@ class FrameTable:
     def pinned(self) -> int:
         return len(self.frames) - len(self._free) - len(self._idle) - self.zombies
 
-    def find(self, object_id: ObjectId, extent: int) -> Frame | None:
+    def find(self, key: SlotRef) -> Frame | None:
         """The extent's frame, as it is."""
-        extents = self._objects.get(object_id)
-        return None if extents is None else extents.get(extent)
+        return self._found.get(key)
 
     def pin(self, frame: Frame) -> None:
         """Add a pin to a frame that was found or is pinned."""
@@ -161,20 +156,23 @@ class FrameTable:
         frame.pins = 1
         return frame
 
-    def admit(self, frame: Frame, key: FrameKey) -> Frame:
+    def admit(self, frame: Frame, key: SlotRef) -> Frame:
         """Let a private, pinned frame be found as `key`; return the one that is found there, which is another one
         if the extent was here already.
         """
-        resident = self._objects.setdefault(key.object_id, {}).setdefault(key.extent, frame)
+        resident = self._found.setdefault(key, frame)
         if resident is frame:
             frame.key = key
             frame.unread = True
             frame.ahead = False
         return resident
 
-    def forget(self, object_id: ObjectId) -> None:
-        """Let nobody find an object's extents any more; pinned frames become private to their holders."""
-        for frame in self._objects.pop(object_id, {}).values():
+    def forget(self, keys: Iterable[SlotRef]) -> None:
+        """Let nobody find these any more; pinned frames become private to their holders."""
+        for key in keys:
+            frame = self._found.pop(key, None)
+            if frame is None:
+                continue
             frame.key = None
             if frame in self._idle:
                 del self._idle[frame]
@@ -205,9 +203,5 @@ class FrameTable:
 
     def _unname(self, frame: Frame) -> None:
         assert frame.key is not None
-        object_id, extent = frame.key
+        del self._found[frame.key]
         frame.key = None
-        extents = self._objects[object_id]
-        del extents[extent]
-        if not extents:
-            del self._objects[object_id]

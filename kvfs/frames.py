@@ -20,13 +20,13 @@ import trio
 from blockdev.errors import BlockError, DeviceTimeout
 from kvfs.arena import Arena
 from kvfs.errors import FramesClosed, FramesError, NoFrames
-from kvfs.frame_table import Frame, FrameKey, FrameStatistics, FrameTable
+from kvfs.frame_table import Frame, FrameStatistics, FrameTable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
 
     from blockdev.errors import Pending
-    from blockdev.types import Descriptor, ObjectId
+    from blockdev.types import Descriptor, SlotRef
 
 __all__ = ["Arena", "ExtentSource", "Frame", "FrameCache", "FrameStatistics", "open_frames"]
 
@@ -57,14 +57,14 @@ class _Counts:
 class _Load:
     """One read of an extent into a frame, and those who wait for it."""
 
-    __slots__ = ("ahead", "done", "error", "forgotten", "frame", "key", "reading", "scope", "waiters")
+    __slots__ = ("ahead", "done", "error", "frame", "index", "key", "reading", "scope", "waiters")
 
-    def __init__(self, key: FrameKey, *, ahead: bool) -> None:
+    def __init__(self, key: SlotRef, index: int, *, ahead: bool) -> None:
         self.key = key
+        self.index = index
         self.ahead = ahead
         self.waiters = 0
         self.reading = False
-        self.forgotten = False
         self.done = trio.Event()
         # Around the wait for a frame only: a read that has begun is finished, whoever is left to want it.
         self.scope = trio.CancelScope()
@@ -95,7 +95,7 @@ class FrameCache:
         self._ahead_limit = read_ahead_limit
         self._ahead_spare = max(1, len(arena.views) // 8)
         self._token = trio.lowlevel.current_trio_token()
-        self._loads: dict[FrameKey, _Load] = {}
+        self._loads: dict[SlotRef, _Load] = {}
         # Who waits for a frame, in order of arrival; a frame is handed over by putting it into the task's list.
         self._queue: OrderedDict[trio.lowlevel.Task, list[Frame]] = OrderedDict()
         self._loading = 0
@@ -103,9 +103,9 @@ class FrameCache:
         self._closed = False
         self._counts = _Counts()
 
-    def peek(self, object_id: ObjectId, index: int) -> Frame | None:
-        """The extent if it is here, pinned; None if not. Loads nothing."""
-        frame = self._table.find(object_id, index)
+    def peek(self, slot: SlotRef) -> Frame | None:
+        """The extent in a slot if it is here, pinned; None if not. Loads nothing."""
+        frame = self._table.find(slot)
         if frame is None:
             return None
         self._table.pin(frame)
@@ -115,40 +115,39 @@ class FrameCache:
             self._counts.read_ahead_used += frame.ahead
         return frame
 
-    async def get(self, descriptor: Descriptor, index: int) -> Frame:
-        """The extent, pinned and verified. No checkpoint if it is here.
+    async def get(self, descriptor: Descriptor, index: int, slot: SlotRef) -> Frame:
+        """Extent `index` of an object, which is in `slot`, pinned and verified. No checkpoint if it is here.
 
         :raises NoFrames: no frame came free in time
         :raises FramesClosed:
         :raises BlockError: whatever the source raises
         """
-        frame = self.peek(descriptor.object_id, index)
+        frame = self.peek(slot)
         if frame is not None:
             return frame
         self._check_open()
-        key = FrameKey(descriptor.object_id, index)
-        load = self._loads.get(key)
+        load = self._loads.get(slot)
         if load is None:
             self._counts.misses += 1
-            load = self._begin(descriptor, key, None)
+            load = self._begin(descriptor, index, slot, None)
         else:
             self._counts.coalesced += 1
         return await self._join(load)
 
-    def read_ahead(self, descriptor: Descriptor, indexes: Iterable[int]) -> int:
+    def read_ahead(self, descriptor: Descriptor, extents: Iterable[tuple[int, SlotRef]]) -> int:
         """Begin to load what is not here, as far as it takes no frame that somebody may need.
 
+        :param extents: index and slot of each
         :returns: how many loads were begun; their failures are counted, not reported
         """
         begun = 0
-        for index in indexes:
-            key = FrameKey(descriptor.object_id, index)
-            if key in self._loads or self._table.find(*key) is not None:
+        for index, slot in extents:
+            if slot in self._loads or self._table.find(slot) is not None:
                 continue
             if self._closed or not self._may_read_ahead():
                 self._counts.read_ahead_refused += 1
                 continue
-            self._begin(descriptor, key, self._table.take())
+            self._begin(descriptor, index, slot, self._table.take())
             self._counts.read_ahead += 1
             begun += 1
         return begun
@@ -186,8 +185,8 @@ class FrameCache:
         """A private frame, pinned, its bytes undefined; None if there is none at once."""
         return None if self._closed else self._table.take()
 
-    def adopt(self, frame: Frame, object_id: ObjectId, index: int, length: int) -> None:
-        """Let others find the holder's private frame as extent `index` of an object, `length` bytes of it.
+    def adopt(self, frame: Frame, slot: SlotRef, length: int) -> None:
+        """Let others find the holder's private frame as the extent in `slot`, `length` bytes of it.
 
         The holder keeps its pin and may not change the bytes any more. Where the extent is here already, that
         one stays and the frame remains private.
@@ -197,7 +196,7 @@ class FrameCache:
         if frame.pins < 1 or frame.key is not None:
             raise ValueError("not a private, pinned frame")
         frame.length = length
-        self._table.admit(frame, FrameKey(object_id, index))
+        self._table.admit(frame, slot)
 
     def unpin(self, frame: Frame) -> None:
         """Give back one pin. Without the last one the frame may be reused, unless an I/O still touches it.
@@ -223,14 +222,11 @@ class FrameCache:
 
         pending.add_done_callback(returned)
 
-    def forget(self, object_id: ObjectId) -> None:
-        """Let nobody find an object's extents any more. Holders of pinned frames keep them, as does whoever waits
-        for a load that is under way.
+    def forget(self, slots: Iterable[SlotRef]) -> None:
+        """Extents that nobody will ask for any more: their frames are the next to be used for others. Holders of
+        pinned frames keep them.
         """
-        self._table.forget(object_id)
-        for load in [load for key, load in self._loads.items() if key.object_id == object_id]:
-            load.forgotten = True
-            self._drop(load)
+        self._table.forget(slots)
 
     def close(self) -> None:
         """Refuse further requests and end all waiting for frames. Frames stay valid for their holders."""
@@ -289,9 +285,9 @@ class FrameCache:
             raise FramesClosed("the DRAM tier was closed")
         return handed[0]
 
-    def _begin(self, descriptor: Descriptor, key: FrameKey, frame: Frame | None) -> _Load:
+    def _begin(self, descriptor: Descriptor, index: int, slot: SlotRef, frame: Frame | None) -> _Load:
         """Start a load; one that is given its frame was not asked for."""
-        load = self._loads[key] = _Load(key, ahead=frame is not None)
+        load = self._loads[slot] = _Load(slot, index, ahead=frame is not None)
         self._loading += 1
         self._loading_ahead += load.ahead
         self._nursery.start_soon(self._run, load, descriptor, frame)
@@ -337,7 +333,7 @@ class FrameCache:
     async def _fill(self, load: _Load, descriptor: Descriptor, frame: Frame) -> None:
         load.reading = True
         try:
-            length = await self._source.read_extent(descriptor, load.key.extent, frame.view)
+            length = await self._source.read_extent(descriptor, load.index, frame.view)
         except BaseException as error:
             if isinstance(error, DeviceTimeout) and error.pending is not None:
                 self.hold_until(frame, error.pending)
@@ -349,7 +345,7 @@ class FrameCache:
 
     def _deliver(self, load: _Load, frame: Frame) -> None:
         """Pin the extent once for each reader that waits, before any of them runs, and give up the load's pin."""
-        found = frame if load.forgotten else self._table.admit(frame, load.key)
+        found = self._table.admit(frame, load.key)
         if load.waiters:
             load.frame = found
             found.unread = False

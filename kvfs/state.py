@@ -1,31 +1,39 @@
-"""The state directory: what a host keeps about its pools, one folder a pool.
+"""The state directory: what a host keeps about its pools, one folder a pool, and in that one a mount point.
 
     <root>/<pool>/pool.yaml      the configuration that `pool create` wrote (kvfs.config)
                   devices/       devices of an embedded pool
                   catalogue/     a cache of the media: may be deleted while nothing has the pool open
-                  lock           who writes
-                  control.sock   between the command and the mount that runs (kvfs.control)
-                  mount.json     where and by which process it is mounted; left behind when that is killed
-                  mount.log      what a background mount has to say
+                  <uuid>.lock    who has the pool open (blockdev.lease)
+                  mounts/<name>/ of one mount point; locked by the process that mounts there, for as long as it lives
+                      control.sock   between the command and the mount (kvfs.control)
+                      mount.json     where, and by which process; left behind when that is killed
+                      mount.log      what a background mount has to say
+
+The name is the end of the mount point's path and a hash of all of it: the same for every mount that is made there, and
+short, since the path of a socket may have no more than 107 bytes (kvfs.control gets by with longer ones).
 
 `<root>/domain` names the coordination domain of the host: two state directories are two hosts.
 """
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
 import os
 import re
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvfs.errors import ConfigError, UnknownPool
+from kvfs.errors import ConfigError, MountPointBusy, UnknownPool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+_NAME_LETTERS = 16
+"""Of a mount point's path that its folder shows."""
 _POOL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -63,6 +71,76 @@ class MountRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class MountFolder:
+    """Paths of the state of one mount point of a pool."""
+
+    path: Path
+
+    @property
+    def pool(self) -> PoolFolder:
+        return PoolFolder(self.path.parent.parent)
+
+    @property
+    def socket(self) -> Path:
+        return self.path / "control.sock"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "mount.log"
+
+    @property
+    def record(self) -> Path:
+        return self.path / "mount.json"
+
+    def create(self) -> None:
+        """Make the folder, and the pool's if need be, readable by their owner only."""
+        self.pool.create()
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Be the only process that mounts there, or cleans up. The kernel lets go when the process ends.
+
+        :raises MountPointBusy: another one does
+        """
+        folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._lock(folder)
+            yield
+        finally:
+            os.close(folder)
+
+    def _lock(self, folder: int) -> None:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise MountPointBusy(
+                f"another process mounts pool '{self.pool.name}' there, or has not ended yet; see {self.log}"
+            ) from None
+
+    def write_record(self, record: MountRecord) -> None:
+        write_atomically(self.record, json.dumps(asdict(record)) + "\n")
+
+    def read_record(self) -> MountRecord | None:
+        """None if nothing is recorded, or what is there is not a record."""
+        try:
+            fields = json.loads(self.record.read_text())
+            return MountRecord(int(fields["pid"]), str(fields["mount_point"]), float(fields["started"]))
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
+
+    def forget(self) -> None:
+        """Remove what a mount leaves for others to find it."""
+        self.record.unlink(missing_ok=True)
+        self.socket.unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """Forget a mount whose process is gone, unless the next one has come meanwhile."""
+        with suppress(MountPointBusy, FileNotFoundError), self.held():
+            self.forget()
+
+
+@dataclass(frozen=True, slots=True)
 class PoolFolder:
     """Paths of one pool's state."""
 
@@ -80,38 +158,18 @@ class PoolFolder:
     def devices(self) -> Path:
         return self.path / "devices"
 
-    @property
-    def socket(self) -> Path:
-        return self.path / "control.sock"
-
-    @property
-    def log(self) -> Path:
-        return self.path / "mount.log"
-
-    @property
-    def record(self) -> Path:
-        return self.path / "mount.json"
-
     def create(self) -> None:
         """Make the folder, readable by its owner only."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.mkdir(mode=0o700, exist_ok=True)
 
-    def write_record(self, record: MountRecord) -> None:
-        write_atomically(self.record, json.dumps(asdict(record)) + "\n")
+    def mount(self, mount_point: str) -> MountFolder:
+        """Where the state of a (resolved) mount point is, or would be."""
+        return MountFolder(self.path / "mounts" / named_after(mount_point, _NAME_LETTERS))
 
-    def read_record(self) -> MountRecord | None:
-        """None if nothing is recorded, or what is there is not a record."""
-        try:
-            fields = json.loads(self.record.read_text())
-            return MountRecord(int(fields["pid"]), str(fields["mount_point"]), float(fields["started"]))
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
-            return None
-
-    def forget_mount(self) -> None:
-        """Remove what a mount leaves for others to find it."""
-        self.record.unlink(missing_ok=True)
-        self.socket.unlink(missing_ok=True)
+    def mounts(self) -> list[MountFolder]:
+        """Those that are recorded: of live mounts and of dead ones."""
+        return [MountFolder(record.parent) for record in sorted(self.path.glob("mounts/*/mount.json"))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +208,21 @@ class StateDirectory:
         for config in sorted(self.root.glob("*/pool.yaml")):
             yield PoolFolder(config.parent)
 
-    def mounted_on(self, mount_point: str) -> PoolFolder | None:
-        """The pool whose record, of a live or of a dead mount, names this directory."""
-        for path in sorted(self.root.glob("*/mount.json")):
-            record = PoolFolder(path.parent).read_record()
-            if record is not None and record.mount_point == mount_point:
-                return PoolFolder(path.parent)
-        return None
+    def mounted_on(self, mount_point: str) -> list[MountFolder]:
+        """Mounts whose record names this directory: one that is live, and any that died there."""
+        name = named_after(mount_point, _NAME_LETTERS)
+        found = [MountFolder(path.parent) for path in sorted(self.root.glob(f"*/mounts/{name}/mount.json"))]
+        return [mount for mount in found if _points_to(mount.read_record(), mount_point)]
+
+
+def _points_to(record: MountRecord | None, mount_point: str) -> bool:
+    return record is not None and record.mount_point == mount_point
+
+
+def named_after(path: str, letters: int) -> str:
+    """A file name that shows the end of a path and is another one for every other path."""
+    last = re.sub(r"[^A-Za-z0-9._-]", "-", os.path.basename(path)).lstrip("._-")[:letters]  # noqa: PTH119
+    return f"{last or 'root'}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:6]}"
 
 
 def write_atomically(path: Path, text: str) -> None:

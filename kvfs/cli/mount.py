@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
-import re
 import select
 import subprocess
 from contextlib import ExitStack
@@ -17,12 +15,12 @@ import click
 import trio
 
 from blockdev.types import MIB
-from kvfs import control, provision
+from kvfs import provision
 from kvfs.cli import background
 from kvfs.cli.failures import describe, expected
 from kvfs.cli.options import AddressType, Size
 from kvfs.cli.render import message
-from kvfs.cli.running import ask
+from kvfs.cli.running import ask, mount_at, only_mount
 from kvfs.config import load_config
 from kvfs.daemon import Plan, run
 from kvfs.errors import ConfigError, MountFailed, NotMounted
@@ -37,10 +35,11 @@ from kvfs.mountpoint import (
     unmount_refused,
 )
 from kvfs.sizes import format_size
+from kvfs.state import named_after
 
 if TYPE_CHECKING:
     from kvfs.config import Address, Config, Durability
-    from kvfs.state import PoolFolder, StateDirectory
+    from kvfs.state import MountFolder, PoolFolder, StateDirectory
 
 END_TIMEOUT = 60.0
 """Seconds that a mount may take to close its pool after it was unmounted."""
@@ -118,8 +117,9 @@ def _mount(
         _log_with_time()
         trio.run(run, Plan(folder, config, mount_point), ready.ready)
     else:
-        folder.create()
-        for warning in background.start(_again(state, folder.name, mount_point, options), folder.log):
+        its = folder.mount(mount_point)
+        its.create()
+        for warning in background.start(_again(state, folder.name, mount_point, options), its.log):
             message(warning)
 
 
@@ -128,8 +128,8 @@ def _may_be_dead(state: StateDirectory, mount_point: str) -> bool:
     there = mounted_at(mount_point)
     if there is None or there.fstype != FSTYPE:
         return False
-    folder = state.mounted_on(mount_point)
-    return folder is None or not control.is_alive(folder.socket)
+    found = mount_at(state, mount_point)
+    return found is None or not found.alive
 
 
 def _named(arguments: tuple[str, ...], options: MountOptions) -> tuple[str, str]:
@@ -145,8 +145,7 @@ def _named(arguments: tuple[str, ...], options: MountOptions) -> tuple[str, str]
 
 def embedded_name(mount_point: str) -> str:
     """The name of the embedded pool of a directory: always the same, and another one for every other directory."""
-    last = re.sub(r"[^A-Za-z0-9._-]", "-", os.path.basename(mount_point)).lstrip("._-")[:40]  # noqa: PTH119
-    return f"embedded-{last or 'root'}-{hashlib.sha256(os.fsencode(mount_point)).hexdigest()[:6]}"
+    return f"embedded-{named_after(mount_point, 40)}"
 
 
 def _again(state: StateDirectory, pool: str, mount_point: str, options: MountOptions) -> list[str]:
@@ -219,34 +218,42 @@ def _log_with_time() -> None:
 
 
 @click.command(short_help="Unmount.")
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, readable=False))
+@click.argument("where", metavar="DIR|POOL")
 @click.pass_obj
-def umount(state: StateDirectory, directory: Path) -> None:
-    """Unmount DIR, and wait until the pool is closed.
+def umount(state: StateDirectory, where: str) -> None:
+    """Unmount DIR, or the only mount of POOL, and wait until its process has closed the pool.
 
     What a killed mount left behind is removed too.
     """
-    path = resolve(directory)
-    there = mounted_at(path)
-    folder = state.mounted_on(path)
+    path = _where_mounted(state, where)
+    there, found = mounted_at(path), mount_at(state, path)
     if there is None:
-        if folder is not None and not control.is_alive(folder.socket):
-            folder.forget_mount()  # of before a reboot
+        if found is not None and not found.alive:
+            found.folder.discard()  # of before a reboot
         raise NotMounted(f"{path}: nothing is mounted there; 'kvfs pool list' shows what is mounted where")
     if there.fstype != FSTYPE:
         raise NotMounted(f"{path}: a mount of {there.fstype}, not of kvfs; take it away with 'umount {path}'")
-    if folder is not None and control.is_alive(folder.socket):
-        _unmount(folder)
+    if found is not None and found.alive:
+        _unmount(found.folder)
         return
     gone = is_dead(path)
     detach(path, lazy=gone)
-    if folder is not None:
-        folder.forget_mount()
+    if found is not None:
+        found.folder.discard()
     if gone:
         message(f"{path}: its process was gone; what it left is removed")
 
 
-def _unmount(folder: PoolFolder) -> None:
+def _where_mounted(state: StateDirectory, where: str) -> str:
+    """The directory that is meant: a pool's name stands for it where nothing of that name is mounted."""
+    path = resolve(Path(where))
+    is_place = "/" in where or mounted_at(path) is not None or mount_at(state, path) is not None
+    if is_place or where not in {pool.name for pool in state}:
+        return path
+    return only_mount(state.known(where)).record.mount_point
+
+
+def _unmount(folder: MountFolder) -> None:
     """Ask the mount to end, and see it gone: then the pool is closed and may be opened again."""
     pid = int(ask(folder, "status")["pid"])
     with ExitStack() as stack:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import stat as stat_bits
@@ -17,8 +16,8 @@ from blockdev.types import PAGE, ROOT, DirectoryId, Kind
 from kvfs.assemble import reading
 from kvfs.cli.options import ParameterType, styled
 from kvfs.cli.render import Column, Row, Style, Unit, as_json, fields, table, write
-from kvfs.cli.running import ask
-from kvfs.errors import DeadMount, NoObject, NotRunning
+from kvfs.cli.running import ask_each
+from kvfs.errors import NoObject
 from kvfs.report import devices_of
 
 if TYPE_CHECKING:
@@ -109,10 +108,9 @@ def ls(state: StateDirectory, target: Target, style: Style) -> None:
 
 
 def _current(state: StateDirectory, target: Target) -> PoolFolder:
-    """The pool's folder; a running mount has put into the catalogue there what it published last."""
+    """The pool's folder; running mounts have put into the catalogue there what they published last."""
     folder = state.known(target.pool)
-    with contextlib.suppress(NotRunning, DeadMount):
-        ask(folder, "commit")
+    ask_each(folder, "commit")
     return folder
 
 

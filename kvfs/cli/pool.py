@@ -17,7 +17,17 @@ from kvfs.assemble import reading, writing
 from kvfs.cli.exit_codes import exit_code
 from kvfs.cli.options import ExtentSize, Group, PoolName, Size, styled
 from kvfs.cli.render import Column, Row, Style, Unit, as_json, fields, message, progress, table, write
-from kvfs.cli.running import ask, dead, state_of
+from kvfs.cli.running import (
+    IDLE,
+    Found,
+    answering,
+    ask,
+    dead,
+    live_mounts,
+    mounts_of,
+    state_of,
+    unmount_first,
+)
 from kvfs.config import load_config
 from kvfs.errors import ConfigError, DamageFound, PoolExists
 from kvfs.report import describe_pool, scrub_report
@@ -158,8 +168,8 @@ def _show_plan(command: str, planned: Sequence[provision.PlannedDevice], style: 
 def list_(state: StateDirectory, style: Style) -> int | None:
     """List the pools of this host, and where they are mounted.
 
-    The state is `mounted`, `idle`, `dead` where a mount was killed and not yet removed with `kvfs umount`, or
-    `unreadable` where pool.yaml cannot be used.
+    The state is `mounted`, `idle`, `dead` where the only mount was killed and not yet removed with `kvfs umount`, or
+    `unreadable` where pool.yaml cannot be used. Several mounts of a pool have commas between them.
     """
     rows, failure = [], None
     for folder in state:
@@ -169,21 +179,43 @@ def list_(state: StateDirectory, style: Style) -> int | None:
             rows.append(_listed(folder, None))
             message(str(error))
             failure = exit_code(error)
-    write(as_json("pool list", {"pools": rows}) if style.json else table(LIST_COLUMNS, rows, style))
+    if style.json:
+        write(as_json("pool list", {"pools": [_with_mount(row) for row in rows]}, minor=1))
+    else:
+        write(table(LIST_COLUMNS, [_with_mounts(row) for row in rows], style))
     return failure
 
 
-def _listed(folder: PoolFolder, paths: Sequence[Path] | None) -> Row:
-    how = state_of(folder)
-    record = None if how == "idle" else folder.read_record()
+def _listed(folder: PoolFolder, paths: Sequence[Path] | None) -> Json:
+    mounts = mounts_of(folder)
+    how = state_of(mounts)
     return {
         "name": folder.name,
-        "state": "unreadable" if paths is None and how == "idle" else how,
+        "state": "unreadable" if paths is None and how == IDLE else how,
         "devices": None if paths is None else len(paths),
         "size": None if paths is None else sum(provision.size_of(path) or 0 for path in paths),
-        "mount_point": record.mount_point if record else None,
-        "pid": record.pid if record else None,
         "config": str(folder.config),
+        "mounts": _mounts(mounts),
+    }
+
+
+def _mounts(mounts: Sequence[Found]) -> list[Json]:
+    return [
+        {"mount_point": found.record.mount_point, "pid": found.record.pid, "state": state_of([found])}
+        for found in mounts
+    ]
+
+
+def _with_mount(row: Json) -> Json:
+    """For JSON: where there is one mount, it is also the pool's."""
+    only: Json = row["mounts"][0] if len(row["mounts"]) == 1 else {}
+    return row | {"mount_point": only.get("mount_point"), "pid": only.get("pid")}
+
+
+def _with_mounts(row: Json) -> Json:
+    """For tables: all mounts, with commas between."""
+    return row | {
+        key: ",".join(str(mount[key]) for mount in row["mounts"]) or None for key in ("mount_point", "pid")
     }
 
 
@@ -197,18 +229,20 @@ def status(state: StateDirectory, name: str, style: Style) -> None:
     A device is `live`, `missing`, or `lost` when it failed too often. -H, -p and -o apply to the devices.
     """
     folder = state.known(name)
-    how = state_of(folder)
-    seen = ask(folder, "status") if how == "mounted" else trio.run(_read_status, folder)
-    row: Json = {"mount_point": None, "pid": None} | seen | {"state": how}
+    mounts = mounts_of(folder)
+    live = [found for found in mounts if found.alive]
+    seen = ask(answering(live), "status") if live else trio.run(_read_status, folder)
+    row: Json = seen | {"state": state_of(mounts), "mounts": _mounts(mounts)}
     if style.json:
-        write(as_json("pool status", {"pool": row}))
+        write(as_json("pool status", {"pool": _with_mount(row)}, minor=1))
         return
     devices: list[Row] = row.pop("devices")
     if not style.bare:
-        write(fields(STATUS_FIELDS, row, Style(exact=style.exact)))
+        write(fields(STATUS_FIELDS, _with_mounts(row), Style(exact=style.exact)))
     write(table(DEVICE_COLUMNS, devices, style))
-    if how == "dead":
-        message(str(dead(folder)))
+    for found in mounts:
+        if not found.alive:
+            message(str(dead(found.folder)))
 
 
 async def _read_status(folder: PoolFolder) -> Json:
@@ -256,8 +290,8 @@ def scrub(state: StateDirectory, name: str, style: Style) -> None:
         def on_progress(update: Json) -> None:
             advance(update["done"], update["total"])
 
-        if state_of(folder) == "mounted":
-            result = ask(folder, "scrub", on_progress=on_progress)
+        if live := live_mounts(folder):
+            result = ask(answering(live), "scrub", on_progress=on_progress)
         else:
             result = trio.run(_scrub, folder, on_progress)
     damaged = result["damaged"]
@@ -311,10 +345,8 @@ def destroy(state: StateDirectory, name: str, yes: bool, force: bool) -> None:
     Files outside that folder stay, with their size. Asks first when stdin is a terminal; scripts say --yes.
     """
     folder = state.known(name)
-    if state_of(folder) == "mounted":
-        record = folder.read_record()
-        where = record.mount_point if record else "?"
-        raise PoolBusy(f"pool '{name}' is mounted on {where}; unmount it first with 'kvfs umount {where}'")
+    if live := live_mounts(folder):
+        raise PoolBusy(unmount_first(folder, live))
     if not yes:
         if not sys.stdin.isatty():
             raise click.UsageError("this cannot be undone: say --yes")

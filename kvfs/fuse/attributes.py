@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import stat
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pyfuse3
@@ -10,13 +12,21 @@ import pyfuse3
 from blockdev.layout import Status, packed_status
 from kvfs.fuse.drafts import Draft
 from kvfs.fuse.inodes import Inode
+from kvfs.fuse.ports import PoolPort
 from kvfs.fuse.volume import Volume
 
 PUBLISHED_TIMEOUT = 3600.0
 """Seconds. Published files do not change, and the kernel is told when one goes."""
+SHARED_TIMEOUT = 10.0
+"""Seconds for which the kernel believes in a file's attributes while there are other members: it is told when they
+change, but a word that comes before it has made the inode that it is about is lost."""
 NEGATIVE_TIMEOUT = 1.0
-"""Seconds; bounds for how long a name that another host makes is missed."""
+"""Seconds."""
+SHARED_NEGATIVE_TIMEOUT = 0.1
+"""Seconds for which a name that another member makes may be missed."""
 NEW_TIMEOUT = 1.0
+"""Seconds."""
+_ASKED_EVERY = 0.05
 """Seconds."""
 _SECTOR = 512
 _BLOCK_SIZE_MAX = 2**31
@@ -32,12 +42,30 @@ class RootAttributes:
     time_ns: int
 
 
+class Company:
+    """Whether there are other members, asked so seldom that it costs nothing. For any thread."""
+
+    def __init__(self, pool: PoolPort, clock: Callable[[], float] = time.monotonic) -> None:
+        self._pool = pool
+        self._clock = clock
+        self._until = 0.0
+        self._alone = True
+
+    @property
+    def alone(self) -> bool:
+        now = self._clock()
+        if now >= self._until:
+            self._alone, self._until = self._pool.alone, now + _ASKED_EVERY
+        return self._alone
+
+
 class Attributes:
     """Makes the kernel's records of inodes."""
 
     def __init__(self, volume: Volume, root: RootAttributes) -> None:
         self._volume = volume
         self._root = root
+        self._company = Company(volume.pool)
         self._block_size = min(volume.pool.extent_size, _BLOCK_SIZE_MAX)
 
     def of(self, inode: Inode) -> pyfuse3.EntryAttributes:
@@ -63,6 +91,8 @@ class Attributes:
             entry.entry_timeout = self._entry_timeout(inode)
         if inode.gone:
             entry.st_nlink = 0
+        if inode.stale:
+            entry.attr_timeout = 0.0
         entry.st_atime_ns = inode.atime_ns or entry.st_mtime_ns
         return entry
 
@@ -70,7 +100,7 @@ class Attributes:
         """There is no such name."""
         entry = pyfuse3.EntryAttributes()
         entry.st_ino = pyfuse3.InodeT(0)
-        entry.entry_timeout = NEGATIVE_TIMEOUT
+        entry.entry_timeout = NEGATIVE_TIMEOUT if self._company.alone else SHARED_NEGATIVE_TIMEOUT
         return entry
 
     def _entry_timeout(self, inode: Inode) -> float:
@@ -94,8 +124,11 @@ class Attributes:
         entry.st_mtime_ns = attributes.mtime_ns
         entry.st_ctime_ns = attributes.ctime_ns
 
+    def _published_timeout(self) -> float:
+        return PUBLISHED_TIMEOUT if self._company.alone else SHARED_TIMEOUT
+
     def _published(self, entry: pyfuse3.EntryAttributes, status: Status) -> None:
-        entry.attr_timeout = PUBLISHED_TIMEOUT
+        entry.attr_timeout = self._published_timeout()
         entry.st_mode = pyfuse3.ModeT(status.mode)
         entry.st_uid = status.uid
         entry.st_gid = status.gid
@@ -106,7 +139,7 @@ class Attributes:
 
     def _root_directory(self, entry: pyfuse3.EntryAttributes) -> None:
         root = self._root
-        entry.attr_timeout = PUBLISHED_TIMEOUT
+        entry.attr_timeout = self._published_timeout()
         entry.st_mode = pyfuse3.ModeT(root.mode)
         entry.st_uid = root.uid
         entry.st_gid = root.gid

@@ -59,8 +59,10 @@ class DraftReading:
         stop = min(piece.stop, content.base_used(piece.extent))
         if base is None or stop <= piece.start:
             return self._memory.zeros[: piece.stop - piece.start]
+        if base.inline:
+            return self._padded(memoryview(base.inline)[piece.start : stop], piece)
         try:
-            frame = await versions.get(base, piece.extent)
+            frame = await versions.get(base, piece.extent, content.base_extents[piece.extent])
         except BlockError:
             if content.base is base:
                 raise

@@ -308,23 +308,20 @@ class Draft:
     async def _hand_over(self, new: NewObject) -> Descriptor:
         """Publish; the pool has the slots from here on, whatever becomes of it."""
         base, versions, content = self.content.base, self._services.versions, self.content
-        if base is not None:
-            versions.replacing(base)
         record = None
         arrived = partial(self._services.memory.arrive, [*content.extents.values()]) if new.extents else None
         try:
             record = await self._services.pool.publish(new, arrived)
         finally:
-            if base is not None:
-                versions.replaced(base, record or base)
-            self._let_extents_go(record, handed_over=bool(new.extents))
+            self._let_extents_go(new.extents, published=record is not None)
+        versions.forget(set(content.base_extents).difference(new.extents))
         versions.pin(record)
         if base is not None:
             versions.unpin(base)
         content.rebase(record, new.extents)
         return record
 
-    def _let_extents_go(self, record: Descriptor | None, *, handed_over: bool) -> None:
+    def _let_extents_go(self, handed_over: tuple[ExtentRef, ...], *, published: bool) -> None:
         """End the draft's own extents; what is published and in memory can be found there."""
         memory, versions = self._services.memory, self._services.versions
         extents, self.content.extents = self.content.extents, {}
@@ -335,8 +332,8 @@ class Draft:
             used = extent.used
             frame = memory.release(extent) if handed_over else None
             if frame is not None:
-                if record is not None:
-                    versions.adopt(frame, record, index, used)
+                if published:
+                    versions.adopt(frame, handed_over[index], used)
                 versions.unpin_frame(frame)
             memory.discard(extent)
 
@@ -371,7 +368,7 @@ class Draft:
 
     def close(self) -> None:
         """Nobody has it open any more: give everything back that was not published."""
-        self._let_extents_go(None, handed_over=False)
+        self._let_extents_go((), published=False)
         if self.content.base is not None:
             self._services.versions.unpin(self.content.base)
             self.content.base = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from typing import TypeVar
 
 from blockdev.layout import (
     pack_descriptor,
@@ -22,6 +23,7 @@ from blockdev.types import ROOT, Descriptor, DirectoryId, Kind, ObjectId
 from kvfs.fuse.drafts import Draft
 from kvfs.fuse.versions import same_content
 
+K = TypeVar("K")
 ROOT_NUMBER = 1
 Place = tuple[DirectoryId, bytes]
 """A name in a directory."""
@@ -40,11 +42,25 @@ class Inode:
     :ivar lookups: how often the kernel was told the number and has not forgotten it
     :ivar handles: open files
     :ivar gone: its name was removed or given to another file; only those who have it open can reach it
+    :ivar stale: another member did that, or moved it: who comes by name is sent back to look the name up
+    :ivar doubtful: another member may have, while it was a draft
     :ivar atime_ns: in memory only
     :ivar mtime_ns: of a directory, in memory only; 0 if unknown
     """
 
-    __slots__ = ("_place", "atime_ns", "draft", "gone", "handles", "lookups", "mtime_ns", "number", "packed")
+    __slots__ = (
+        "_place",
+        "atime_ns",
+        "doubtful",
+        "draft",
+        "gone",
+        "handles",
+        "lookups",
+        "mtime_ns",
+        "number",
+        "packed",
+        "stale",
+    )
 
     def __init__(self, number: int, place: Place | None, packed: bytes | None = None) -> None:
         self.number = number
@@ -53,6 +69,8 @@ class Inode:
         self.lookups = 0
         self.handles = 0
         self.gone = False
+        self.stale = False
+        self.doubtful = False
         self.atime_ns = 0
         self.mtime_ns = 0
         self._place = place
@@ -113,6 +131,8 @@ class InodeTable:
         self._by_number: dict[int, Inode] = {ROOT_NUMBER: self.root}
         self._by_object: dict[ObjectId, Inode | list[Inode]] = {}
         """Most objects have one: that takes no list."""
+        self._by_place: dict[int, Inode | list[Inode]] = {}
+        """By the hash of the place, which takes less memory."""
 
     def __len__(self) -> int:
         return len(self._by_number)
@@ -131,21 +151,26 @@ class InodeTable:
         return found[-1] if found else None
 
     def of_record(self, record: Descriptor) -> Inode:
-        """The inode of a version: the one that there is, now under this record, or a new one."""
+        """The inode of a version of that name: the one that there is, now under this record, or a new one.
+
+        One that had another name is not it: who moved it here would have said so with `renew`, and the kernel may go on
+        finding it under that name.
+        """
         return self.of_packed(pack_descriptor(record))
 
     def of_packed(self, packed: bytes) -> Inode:
         """As `of_record`, for one who has it packed. :raises FormatError: not a record"""
         object_id = packed_object(packed)
         for inode in reversed(self.versions(object_id)):
-            if inode.packed == packed:
+            if inode.packed == packed and inode.place == packed_place(packed):
                 return inode
             record = unpack_descriptor(packed)
-            if inode.record is not None and same_content(inode.record, record):
+            place = (record.directory, record.name)
+            if inode.record is not None and inode.place == place and same_content(inode.record, record):
                 self._renew(inode, record)
                 return inode
         inode = self._new(None, packed)
-        self._index(object_id, inode)
+        _put(self._by_object, object_id, inode)
         return inode
 
     def renew(self, record: Descriptor) -> None:
@@ -157,14 +182,27 @@ class InodeTable:
     def _renew(self, inode: Inode, record: Descriptor) -> None:
         if inode.record is None or inode.record.stamp <= record.stamp:
             inode.record = record
-            inode.place = (record.directory, record.name)
+            self.move(inode, (record.directory, record.name))
+
+    def outdate(self, inode: Inode) -> None:
+        """Its name stands for something else now, and it for nothing that can be found."""
+        self._unindex(inode)
+        inode.stale = True
+
+    def at(self, place: Place) -> list[Inode]:
+        """Inodes that are, or were last, at a place."""
+        return [inode for inode in _all(self._by_place, hash(place)) if inode.place == place]
+
+    def move(self, inode: Inode, place: Place) -> None:
+        """It has another name."""
+        if inode.place != place and inode.number in self._by_number:
+            _take(self._by_place, hash(inode.place), inode)
+            _put(self._by_place, hash(place), inode)
+        inode.place = place
 
     def versions(self, object_id: ObjectId) -> list[Inode]:
         """Inodes of an object, those of versions that are replaced included."""
-        found = self._by_object.get(object_id)
-        if found is None:
-            return []
-        return list(found) if isinstance(found, list) else [found]
+        return _all(self._by_object, object_id)
 
     def of_draft(self, draft: Draft) -> Inode:
         """A new inode for a draft."""
@@ -181,8 +219,8 @@ class InodeTable:
         inode.record = record
         inode.place = place
         if record is not None and inode.number in self._by_number:
-            inode.place = (record.directory, record.name)
-            self._index(record.object_id, inode)
+            self.move(inode, (record.directory, record.name))
+            _put(self._by_object, record.object_id, inode)
 
     def forget(self, number: int, lookups: int) -> Inode | None:
         """The kernel dropped `lookups` references; returns the inode."""
@@ -195,25 +233,37 @@ class InodeTable:
         """Remove an inode that neither the kernel nor an open file knows."""
         self._by_number.pop(inode.number, None)
         self._unindex(inode)
+        _take(self._by_place, hash(inode.place), inode)
 
     def _new(self, place: Place | None, packed: bytes | None = None) -> Inode:
         self._last += 1
         inode = self._by_number[self._last] = Inode(self._last, place, packed)
+        _put(self._by_place, hash(inode.place), inode)
         return inode
 
-    def _index(self, object_id: ObjectId, inode: Inode) -> None:
-        others = self.versions(object_id)
-        self._by_object[object_id] = [*others, inode] if others else inode
-
     def _unindex(self, inode: Inode) -> None:
-        if inode.packed is None:
-            return
-        object_id = packed_object(inode.packed)
-        others = [other for other in self.versions(object_id) if other is not inode]
-        if others:
-            self._by_object[object_id] = others if len(others) > 1 else others[0]
-        else:
-            self._by_object.pop(object_id, None)
+        if inode.packed is not None:
+            _take(self._by_object, packed_object(inode.packed), inode)
+
+
+def _all(index: dict[K, Inode | list[Inode]], key: K) -> list[Inode]:
+    found = index.get(key)
+    if found is None:
+        return []
+    return list(found) if isinstance(found, list) else [found]
+
+
+def _put(index: dict[K, Inode | list[Inode]], key: K, inode: Inode) -> None:
+    others = _all(index, key)
+    index[key] = [*others, inode] if others else inode
+
+
+def _take(index: dict[K, Inode | list[Inode]], key: K, inode: Inode) -> None:
+    others = [other for other in _all(index, key) if other is not inode]
+    if others:
+        index[key] = others if len(others) > 1 else others[0]
+    else:
+        index.pop(key, None)
 
 
 class Overlay:

@@ -19,6 +19,7 @@ from blockdev.types import MIB, ROOT
 from kvfs.frames import FrameCache
 from kvfs.fuse.attributes import Attributes, RootAttributes
 from kvfs.fuse.drafts import DraftServices
+from kvfs.fuse.foreign import ForeignChanges
 from kvfs.fuse.inodes import InodeTable, Overlay
 from kvfs.fuse.lane import LaneStatistics
 from kvfs.fuse.link import Link, make_link
@@ -112,6 +113,7 @@ class Mount:
             ),
         )
         self.metadata = Metadata(self.volume, root)
+        self.foreign = ForeignChanges(self.volume, root, nursery)
         attributes = Attributes(self.volume, root)
         self.operations = Operations(self.volume, self.tree, self.files, self.metadata, attributes)
 
@@ -166,6 +168,7 @@ async def serve(
         mount = Mount(pool, frames, options, nursery, link)
         link.attach(mount.operations, mount.files, frames)
         pool.on_gone.append(mount.volume.gone)
+        pool.on_changed.append(mount.foreign.changed)
         mount.notifier.start()
         try:
             await _run(mount, path, ready)
@@ -173,6 +176,7 @@ async def serve(
             with trio.CancelScope(shield=True):
                 await mount.tree.publish_all()
             pool.on_gone.remove(mount.volume.gone)
+            pool.on_changed.remove(mount.foreign.changed)
             mount.notifier.close()
             link.close()
         nursery.cancel_scope.cancel()

@@ -19,8 +19,12 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import trio
+
 log = logging.getLogger(__name__)
 
+_PAUSE = 0.01
+"""Seconds between looks whether the queue has become shorter: it empties about 700 in that time."""
 _JOIN = 5.0
 """Seconds that the thread may take to end; one stuck in the kernel ends with the mount."""
 
@@ -65,6 +69,12 @@ class Notifier:
                 return
             self._waiting[inode] = None
             self._condition.notify()
+
+    async def has_room(self) -> None:
+        """Wait, at least for one checkpoint, until half of the queue is empty."""
+        await trio.lowlevel.checkpoint()
+        while len(self._waiting) > self._limit // 2:  # noqa: ASYNC110 - emptied by a thread that wakes nobody
+            await trio.sleep(_PAUSE)
 
     def close(self) -> None:
         """Send nothing any more; to be called before the mount's connection goes."""

@@ -171,7 +171,7 @@ class OpenFiles:
 
     def _is_current(self, inode: Inode) -> bool:
         """Whether the inode is the version to open: its name's, or one that lost its name and is open elsewhere."""
-        if inode.record is None:
+        if inode.record is None or inode.stale:
             return False
         if inode.gone:
             return self._volume.versions.is_open(inode.record.object_id)

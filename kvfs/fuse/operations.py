@@ -94,7 +94,7 @@ class Operations(pyfuse3.Operations):
 
     @answers
     async def readlink(self, inode: InodeT, ctx: RequestContext) -> FileNameT:
-        record = self._volume.inode(inode).record
+        record = self._there(inode, ctx).record
         if record is None:
             raise refused(errno.EINVAL)
         return FileNameT(record.inline)
@@ -128,10 +128,7 @@ class Operations(pyfuse3.Operations):
 
     @answers
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
-        found = self._volume.inode(inode)
-        if self._volume.is_missing(found):
-            raise self._volume.send_to_name(found, _caller(ctx))
-        return self._attributes.of(found)
+        return self._attributes.of(self._there(inode, ctx))
 
     @answers
     async def setattr(
@@ -142,8 +139,9 @@ class Operations(pyfuse3.Operations):
         fh: FileHandleT | None,
         ctx: RequestContext,
     ) -> EntryAttributes:
-        asked = self._volume.inode(inode)
-        found = asked
+        asked = found = self._volume.inode(inode)
+        if asked.stale and fh is None:
+            raise self._volume.send_to_name(asked, _caller(ctx))
         if fields.update_size:
             found = await self._files.truncate(asked, attr.st_size, fh, _caller(ctx))
         await self._metadata.change(
@@ -162,19 +160,19 @@ class Operations(pyfuse3.Operations):
 
     @answers
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
-        return self._metadata.xattr(self._volume.inode(inode), name)
+        return self._metadata.xattr(self._there(inode, ctx), name)
 
     @answers
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:
-        return [XAttrNameT(name) for name, _ in self._metadata.xattrs(self._volume.inode(inode))]
+        return [XAttrNameT(name) for name, _ in self._metadata.xattrs(self._there(inode, ctx))]
 
     @answers
     async def setxattr(self, inode: InodeT, name: XAttrNameT, value: bytes, ctx: RequestContext) -> None:
-        await self._metadata.set_xattr(self._volume.inode(inode), name, value)
+        await self._metadata.set_xattr(self._there(inode, ctx), name, value)
 
     @answers
     async def removexattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> None:
-        await self._metadata.remove_xattr(self._volume.inode(inode), name)
+        await self._metadata.remove_xattr(self._there(inode, ctx), name)
 
     @answers
     async def statfs(self, ctx: RequestContext) -> StatvfsData:
@@ -259,7 +257,16 @@ class Operations(pyfuse3.Operations):
         is replaced by whole values.
         """
         inode = self._volume.inodes.get(number)
-        return self._attributes.of(inode) if inode is not None and inode.is_directory else None
+        if inode is None or inode.stale or not inode.is_directory:
+            return None
+        return self._attributes.of(inode)
+
+    def _there(self, number: int, ctx: RequestContext) -> Inode:
+        """What a number stands for. :raises OSError: ESTALE, its name stands for something else or nothing"""
+        found = self._volume.inode(number)
+        if self._volume.is_missing(found):
+            raise self._volume.send_to_name(found, _caller(ctx))
+        return found
 
     def _entry(self, inode: Inode) -> EntryAttributes:
         inode.lookups += 1

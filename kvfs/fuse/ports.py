@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Protocol, TypedDict, Unpack
 
+from blockdev.pool import Foreign
 from blockdev.publication import NewObject
 from blockdev.publisher import Arrived
 from blockdev.types import Descriptor, DirectoryId, ExtentRef, SlotRef
@@ -47,6 +48,12 @@ class PoolPort(Protocol):
 
     @property
     def on_gone(self) -> list[Callable[[Descriptor], None]]: ...
+
+    @property
+    def on_changed(self) -> list[Callable[[Foreign | None], None]]: ...
+
+    @property
+    def alone(self) -> bool: ...
 
     def lookup(self, directory: DirectoryId, name: bytes) -> Descriptor | None: ...
 

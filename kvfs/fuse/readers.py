@@ -90,10 +90,11 @@ class Readers:
 
     async def _fetch(self, reader: Reader, stored: list[int]) -> None:
         if len(stored) > 1:  # all at once: they are on different devices
-            self._versions.read_ahead(reader.record, stored[1:])
+            self._versions.read_ahead(reader.record, [(n, reader.extents[n]) for n in stored[1:]])
         try:
             for index in stored:
-                frame = reader.frames[index] = await self._versions.get(reader.record, index)
+                frame = await self._versions.get(reader.record, index, reader.extents[index])
+                reader.frames[index] = frame
                 self._share.add(frame)
         finally:
             self._share.forgo(len(stored) - len(reader.frames))
@@ -173,8 +174,8 @@ class Reader:
             return frame.view[start:stop]
         if self.extents[index].is_hole:
             return self._zeros[: stop - start]
-        following = range(index + 1, min(index + 1 + self._ahead, len(self.extents)))
-        self._versions.read_ahead(self.record, [n for n in following if not self.extents[n].is_hole])
-        frame = await self._versions.get(self.record, index)
+        following = enumerate(self.extents[index + 1 : index + 1 + self._ahead], index + 1)
+        self._versions.read_ahead(self.record, [one for one in following if not one[1].is_hole])
+        frame = await self._versions.get(self.record, index, self.extents[index])
         self._versions.unpin_frame(frame)  # nobody else gets it before the caller's next checkpoint
         return frame.view[start:stop]

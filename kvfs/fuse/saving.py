@@ -16,7 +16,7 @@ from xxhash import xxh3_64_intdigest
 from blockdev.errors import ChecksumError, DeviceTimeout
 from blockdev.media import padded
 from blockdev.tasks import background
-from blockdev.types import PAGE, SlotRef, Xxh3
+from blockdev.types import PAGE, Descriptor, SlotRef, Xxh3
 from kvfs.frames import Frame, FrameCache
 from kvfs.fuse.content import DraftExtent, Saved
 from kvfs.fuse.intake import PART
@@ -130,16 +130,22 @@ class Saver:
         await self._still_if_missing(extent)
         base = content.base
         if base is not None and extent.written.gaps(0, content.base_used(extent.index)):
-            frame = await self._versions.get(base, extent.index)
-            try:
-                self._copy_gaps(extent, frame.view)
-            finally:
-                self._frames.unpin(frame)
+            await self._fill_from(base, extent)
         assert extent.frame is not None
         for start, stop in extent.written.gaps(0, extent.used):
             extent.frame.view[start:stop] = self.zeros[: stop - start]
             extent.changed(start)
         extent.written.add(0, extent.used)
+
+    async def _fill_from(self, base: Descriptor, extent: DraftExtent) -> None:
+        if base.inline:
+            self._copy_gaps(extent, memoryview(base.inline))
+            return
+        frame = await self._versions.get(base, extent.index, extent.owner.base_extents[extent.index])
+        try:
+            self._copy_gaps(extent, frame.view)
+        finally:
+            self._frames.unpin(frame)
 
     async def _still_if_missing(self, extent: DraftExtent) -> None:
         if not extent.is_whole:  # threads must not write what is being filled in

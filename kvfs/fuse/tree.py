@@ -12,6 +12,7 @@ from blockdev.errors import BlockError, Missing
 from blockdev.types import Descriptor, DirectoryId, Kind
 from kvfs.errors import FramesError
 from kvfs.fuse.drafts import Draft, FileAttributes
+from kvfs.fuse.foreign import review
 from kvfs.fuse.inodes import Inode, Place
 from kvfs.fuse.volume import Caller, Volume, refused
 
@@ -169,7 +170,7 @@ class Tree:
         for inode in self._volume.inodes.versions(record.object_id):
             inode.gone = True
         if not self._volume.versions.is_open(record.object_id):
-            self._volume.versions.forget(record.object_id)
+            self._volume.versions.forget(record.extents)
 
     def _detach(self, inode: Inode) -> None:
         """A draft lost its name: its writers go on, but it is not published any more."""
@@ -257,7 +258,7 @@ class Tree:
                 raise
         self._volume.overlay.remove(*source, inode)
         self._volume.overlay.set(*target, inode)
-        inode.place = target
+        self._volume.inodes.move(inode, target)
 
     # --- the end of drafts
 
@@ -272,6 +273,8 @@ class Tree:
             volume.inodes.bind(inode, None if failed else draft.base)
             if failed:
                 volume.invalidator.attributes(inode.number)
+            elif inode.doubtful:
+                review(volume, inode)
         if not draft.handles:
             inode.draft = None
             draft.close()

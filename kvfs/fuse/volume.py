@@ -30,6 +30,9 @@ class Invalidator(Protocol):
     def attributes(self, inode: int) -> None:
         """Whatever the kernel knows about an inode is not true any more."""
 
+    async def has_room(self) -> None:
+        """Wait, at least for one checkpoint, until more of them will not be dropped."""
+
 
 @dataclass(frozen=True, slots=True)
 class Volume:
@@ -66,7 +69,9 @@ class Volume:
         return self.inodes.of_record(record) if record is not None else None
 
     def is_missing(self, inode: Inode) -> bool:
-        """Whether a file that nobody has open has left the pool under the kernel's eyes."""
+        """Whether what nobody has open has left the pool, or its name, under the kernel's eyes."""
+        if inode.stale:
+            return not inode.handles
         if inode.is_directory or inode.handles or inode.gone or inode.draft is not None:
             return False
         return self.pool.lookup(*inode.place) is None
@@ -93,7 +98,7 @@ class Volume:
 
     def gone(self, record: Descriptor) -> None:
         """An object left the pool without being asked to."""
-        self.versions.forget(record.object_id)
+        self.versions.forget(record.extents)
         self.expire(record)
 
     def expire(self, record: Descriptor) -> None:

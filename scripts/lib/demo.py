@@ -102,7 +102,8 @@ class Demo:
         os.kill(self._serving(), signal.SIGKILL)
 
     def _serving(self) -> int:
-        record: dict[str, int] = json.loads((self.state / POOL / "mount.json").read_text())
+        [path] = (self.state / POOL).glob("mounts/*/mount.json")
+        record: dict[str, int] = json.loads(path.read_text())
         return record["pid"]
 
     def damage(self, key: bytes, at: int) -> Path:

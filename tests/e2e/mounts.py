@@ -3,7 +3,7 @@ and mount again."""
 
 from __future__ import annotations
 
-import json
+import copy
 import mmap
 import os
 import random
@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from kvfs.state import PoolFolder
 from tests.e2e.helpers import LANE
 
 STUCK_AFTER = 100.0
@@ -46,20 +47,34 @@ class Mount:
             "pool", "create", POOL, *map(str, self.devices), "--size", device_size, "--extent-size", EXTENT
         )
 
+    def beside(self, name: str) -> Mount:
+        """A second mount of the same pool, not started yet."""
+        other = copy.copy(self)
+        other.path = self.path.with_name(name)
+        other.path.mkdir()
+        other._watchdog = None
+        return other
+
     @property
     def folder(self) -> Path:
         """Where kvfs keeps the pool's state."""
         return self.state / POOL
 
     @property
+    def _mounts(self) -> PoolFolder:
+        return PoolFolder(self.folder)
+
+    @property
     def pid(self) -> int:
         """Of the process that serves the mount."""
-        return int(json.loads((self.folder / "mount.json").read_text())["pid"])
+        record = self._mounts.mount(str(self.path)).read_record()
+        assert record is not None
+        return record.pid
 
     @property
     def log(self) -> str:
         """What the mount had to say."""
-        path = self.folder / "mount.log"
+        path = self._mounts.mount(str(self.path)).log
         return path.read_text() if path.exists() else ""
 
     def command(self, *arguments: str) -> str:
@@ -137,7 +152,7 @@ class Mount:
         by itself only when the process is gone. Touches nothing that could be stuck.
         """
         self._relax()
-        with suppress(OSError, ValueError):
+        with suppress(OSError, AssertionError):
             os.kill(self.pid, signal.SIGKILL)
         for line in Path("/proc/self/mountinfo").read_text().splitlines():
             _, _, device, _, where, *_ = line.split(" ")

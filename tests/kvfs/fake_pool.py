@@ -14,6 +14,7 @@ from xxhash import xxh3_64_intdigest
 
 from blockdev.errors import ChecksumError, Exists, IsDirectory, Missing, NoSpace, NotEmpty, Raced
 from blockdev.layout import pack_descriptor
+from blockdev.pool import Foreign
 from blockdev.publication import NewObject
 from blockdev.publisher import Arrived
 from blockdev.types import (
@@ -60,6 +61,8 @@ class FakePool:
         self.name = "fake"
         self.extent_size = EXTENT
         self.on_gone: list[Callable[[Descriptor], None]] = []
+        self.on_changed: list[Callable[[Foreign | None], None]] = []
+        self.alone = True
         self.capacity = capacity
         self.slots: dict[SlotRef, bytearray] = {}
         self.reserved: set[SlotRef] = set()

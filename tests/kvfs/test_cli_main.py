@@ -53,7 +53,7 @@ def test_the_version_is_the_projects(kvfs: Kvfs) -> None:
         (["fly"], "No such command 'fly'; see 'kvfs --help'"),
         (["pool", "create"], "Missing argument 'NAME'; see 'kvfs pool create --help'"),
         (["pool", "list", "--colour"], "--colour"),
-        (["umount"], "Missing argument 'DIR'"),
+        (["umount"], "Missing argument 'DIR|POOL'"),
         (["mount", "--durability", "maybe", "a", "b"], "'maybe' is not one of 'close', 'flush'"),
         (["stat"], "Missing argument 'POOL:PATH'"),
     ],

@@ -19,6 +19,7 @@ from kvfs import mountpoint
 from kvfs.cli import background
 from kvfs.cli.exit_codes import USAGE
 from kvfs.cli.mount import embedded_name
+from kvfs.state import MountFolder, MountRecord
 from tests.conftest import ExpectLog
 from tests.kvfs.conftest import Kvfs, Result
 from tests.kvfs.contents import MIB, fill
@@ -40,11 +41,9 @@ def directory(kvfs: Kvfs) -> Iterator[MakeDirectory]:
 
     yield make
     for path in made:
-        folder = kvfs.state.mounted_on(str(path))
-        record = folder.read_record() if folder else None
-        if record is not None:
+        for folder in kvfs.state.mounted_on(str(path)):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(record.pid, signal.SIGKILL)
+                os.kill(recorded(folder).pid, signal.SIGKILL)
         if mountpoint.mounted_at(str(path)):
             subprocess.run(mountpoint.unmount_command(str(path), lazy=True), check=False)
 
@@ -53,10 +52,15 @@ def mount(kvfs: Kvfs, path: Path, pool: str = "hot") -> None:
     kvfs.ok("mount", pool, path, *MEMORY)
 
 
-def kill(kvfs: Kvfs, pool: str = "hot") -> int:
-    """kill -9 the mount of a pool, and see it dead."""
-    record = kvfs.state.folder(pool).read_record()
+def recorded(folder: MountFolder) -> MountRecord:
+    record = folder.read_record()
     assert record is not None
+    return record
+
+
+def kill(kvfs: Kvfs, path: Path, pool: str = "hot") -> int:
+    """kill -9 the mount of a pool, and see it dead."""
+    record = recorded(kvfs.state.folder(pool).mount(str(path)))
     process = os.pidfd_open(record.pid)
     try:
         signal.pidfd_send_signal(process, signal.SIGKILL)
@@ -79,9 +83,8 @@ def test_a_pool_is_mounted_used_and_unmounted(kvfs: Kvfs, directory: MakeDirecto
     path = directory()
     mount(kvfs, path)
     (path / "block.bin").write_bytes(b"kv" * MIB)
-    folder = kvfs.state.folder("hot")
-    record = folder.read_record()
-    assert record is not None
+    folder = kvfs.state.folder("hot").mount(str(path))
+    record = recorded(folder)
     assert record.mount_point == str(path)
     assert kvfs.ok("pool", "list", "-H", "-o", "name,state,mount_point,pid").rows == [
         ["hot", "mounted", str(path), str(record.pid)]
@@ -278,10 +281,8 @@ def test_a_mounted_pool_is_busy_for_everyone_else(kvfs: Kvfs, directory: MakeDir
     paths = kvfs.make_pool()
     path = directory()
     mount(kvfs, path)
-    record = kvfs.state.folder("hot").read_record()
-    assert record is not None
+    record = recorded(kvfs.state.folder("hot").mount(str(path)))
     by = f"in use by process {record.pid}, mounted on {path}"
-    kvfs.fails(60, by, "mount", "hot", directory("second"))
     kvfs.fails(60, by, "pool", "add", "hot", kvfs.device("more"), "--size", "64MiB")
     kvfs.fails(60, by, "pool", "take", "hot")
     kvfs.fails(60, f"is mounted on {path}; unmount it first", "pool", "destroy", "hot", "--yes")
@@ -341,8 +342,7 @@ def test_an_unmount_from_outside_ends_the_mount(kvfs: Kvfs, directory: MakeDirec
     kvfs.make_pool()
     path = directory()
     mount(kvfs, path)
-    record = kvfs.state.folder("hot").read_record()
-    assert record is not None
+    record = recorded(kvfs.state.folder("hot").mount(str(path)))
     process = os.pidfd_open(record.pid)
     subprocess.run(mountpoint.unmount_command(str(path), lazy=False), check=True)
     wait_gone(process)
@@ -364,8 +364,7 @@ def test_a_mount_of_another_state_directory_is_unmounted_unless_busy(
     with (path / "x").open() as file, subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=file) as cat:
         other.fails(27, "in use by cat", "umount", path)
         cat.communicate()
-    record = kvfs.state.folder("hot").read_record()
-    assert record is not None
+    record = recorded(kvfs.state.folder("hot").mount(str(path)))
     process = os.pidfd_open(record.pid)
     other.ok("umount", path)
     wait_gone(process)
@@ -381,7 +380,7 @@ def test_a_dead_mount_is_named_and_taken_away(kvfs: Kvfs, directory: MakeDirecto
     path = directory()
     mount(kvfs, path)
     (path / "kept").write_text("kept")
-    pid = kill(kvfs)
+    pid = kill(kvfs, path)
     assert kvfs.ok("pool", "list", "-H", "-o", "state,mount_point").rows == [["dead", str(path)]]
     gone = f"was mounted on {path} by process {pid}, which is gone; 'kvfs umount {path}' removes what is left"
     kvfs.fails(32, gone, "stats", path)
@@ -404,7 +403,7 @@ def test_a_dead_mount_is_mounted_over(kvfs: Kvfs, directory: MakeDirectory) -> N
     kvfs.make_pool()
     path = directory()
     mount(kvfs, path)
-    kill(kvfs)
+    kill(kvfs, path)
     mount(kvfs, path)
     assert list(path.iterdir()) == []
 
@@ -414,10 +413,12 @@ def test_what_a_reboot_left_is_forgotten(kvfs: Kvfs, directory: MakeDirectory) -
     kvfs.make_pool()
     path = directory()
     mount(kvfs, path)
-    kill(kvfs)
+    kill(kvfs, path)
     subprocess.run(mountpoint.unmount_command(str(path), lazy=True), check=True)
-    assert kvfs.ok("pool", "list", "-H", "-o", "state").rows == [["dead"]]
+    folder = kvfs.state.folder("hot").mount(str(path))
+    assert folder.socket.exists()
     kvfs.fails(26, "nothing is mounted there", "umount", path)
+    assert not folder.socket.exists()
     assert kvfs.ok("pool", "list", "-H", "-o", "state").rows == [["idle"]]
 
 
@@ -440,7 +441,9 @@ def test_a_daemon_that_dies_is_reported_with_its_last_words(
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
     path = directory()
-    log = kvfs.state.folder("hot").log
+    folder = kvfs.state.folder("hot").mount(str(path))
+    folder.create()
+    log = folder.log
     log.write_text("x" * (background.LOG_MAX + 1))
     kvfs.fails(
         28, "was killed by SIGKILL before it was ready: last words; see .*mount.log", "mount", "hot", path

@@ -25,6 +25,7 @@ from blockdev.types import (
     RegionNo,
     SlotAddress,
     SlotNo,
+    SlotRef,
 )
 from kvfs.errors import FramesClosed, NoFrames
 from kvfs.frames import Arena, Frame, FrameCache, open_frames
@@ -39,6 +40,19 @@ def an_object(number: int) -> Descriptor:
         sequence=1,
         object_id=ObjectId(number.to_bytes(16, "big")),
     )
+
+
+def slot(thing: Descriptor, index: int) -> SlotRef:
+    """Where an extent of it is."""
+    return SlotRef(DeviceNo(0), RegionNo(1), SlotNo(thing.address.slot * 100 + index), Generation(1))
+
+
+def slots(thing: Descriptor, count: int) -> list[SlotRef]:
+    return [slot(thing, index) for index in range(count)]
+
+
+def extent(thing: Descriptor, index: int) -> tuple[Descriptor, int, SlotRef]:
+    return thing, index, slot(thing, index)
 
 
 A, B, C, D = (an_object(number) for number in range(1, 5))
@@ -154,18 +168,18 @@ def test_memory_outlives_the_arena_while_a_view_is_held():
 async def test_get_loads_once_and_then_finds(autojump_clock):
     source = Source()
     async with tier(4, source) as cache:
-        frame = await cache.get(A, 0)
+        frame = await cache.get(*extent(A, 0))
         assert content(frame) == content_of(A.object_id, 0)
         start = trio.current_time()
-        assert await cache.get(A, 0) is frame
+        assert await cache.get(*extent(A, 0)) is frame
         assert trio.current_time() == start
         assert frame.pins == 2
         assert source.reads == {(A.object_id, 0): 1}
-        assert cache.peek(A.object_id, 1) is None
+        assert cache.peek(slot(A, 1)) is None
         cache.unpin(frame)
         cache.unpin(frame)
         assert cache.statistics().idle == 1
-        assert cache.peek(A.object_id, 0) is frame
+        assert cache.peek(slot(A, 0)) is frame
         cache.unpin(frame)
         now = cache.statistics()
         assert (now.hits, now.misses, now.bytes_loaded) == (2, 1, len(content_of(A.object_id, 0)))
@@ -173,10 +187,10 @@ async def test_get_loads_once_and_then_finds(autojump_clock):
 
 async def test_resident_get_has_no_checkpoint():
     async with tier(2, Source(0)) as cache:
-        frame = await cache.get(A, 0)
+        frame = await cache.get(*extent(A, 0))
         with trio.CancelScope() as scope:
             scope.cancel()
-            assert await cache.get(A, 0) is frame
+            assert await cache.get(*extent(A, 0)) is frame
             cache.unpin(frame)
         assert not scope.cancelled_caught
         cache.unpin(frame)
@@ -187,7 +201,7 @@ async def test_concurrent_gets_share_one_read(autojump_clock):
     got: list[Frame] = []
 
     async def reader() -> None:
-        got.append(await cache.get(A, 3))
+        got.append(await cache.get(*extent(A, 3)))
 
     async with tier(4, source) as cache:
         async with trio.open_nursery() as nursery:
@@ -208,11 +222,11 @@ async def test_cancelling_one_reader_leaves_the_others(first, autojump_clock):
     got: list[Frame] = []
 
     async def patient() -> None:
-        got.append(await cache.get(A, 0))
+        got.append(await cache.get(*extent(A, 0)))
 
     async def impatient() -> None:
         with trio.move_on_after(1) as scope:
-            await cache.get(A, 0)
+            await cache.get(*extent(A, 0))
         assert scope.cancelled_caught
 
     async with tier(4, source) as cache:
@@ -230,9 +244,9 @@ async def test_read_that_nobody_waits_for_any_more_is_kept(autojump_clock):
     source = Source(delay=10)
     async with tier(4, source) as cache:
         with trio.move_on_after(1):
-            await cache.get(A, 0)
+            await cache.get(*extent(A, 0))
         await trio.sleep(20)
-        frame = cache.peek(A.object_id, 0)
+        frame = cache.peek(slot(A, 0))
         assert frame is not None
         assert frame.pins == 1
         cache.unpin(frame)
@@ -242,7 +256,7 @@ async def test_cancelled_in_the_moment_of_delivery_loses_no_pin(autojump_clock):
     async with tier(4, Source(delay=5)) as cache:
         for start in range(20):
             with trio.move_on_after(5):
-                cache.unpin(await cache.get(an_object(start), 0))
+                cache.unpin(await cache.get(*extent(an_object(start), 0)))
         await trio.sleep(10)
         now = cache.statistics()
         assert (now.pinned, now.zombies, now.loading) == (0, 0, 0)
@@ -260,8 +274,8 @@ async def test_reader_that_comes_when_the_only_waiter_has_just_left_begins_anew(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(release)
             with trio.move_on_after(1):
-                await cache.get(A, 0)
-            cache.unpin(await cache.get(A, 0))
+                await cache.get(*extent(A, 0))
+            cache.unpin(await cache.get(*extent(A, 0)))
         assert source.reads == {(A.object_id, 0): 1}
 
 
@@ -269,7 +283,7 @@ async def test_abandoned_request_for_a_frame_gives_back_what_it_was_handed(autoj
     async with tier(1, patience=100) as cache:
         held = await cache.allocate()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(cache.get, A, 0)
+            nursery.start_soon(cache.get, *extent(A, 0))
             await wait_all_tasks_blocked()
             cache.unpin(held)  # handed to the load, which has not run yet
             nursery.cancel_scope.cancel()
@@ -285,7 +299,7 @@ async def test_failure_reaches_every_reader_and_is_not_remembered(autojump_clock
 
     async def reader() -> None:
         with pytest.raises(ChecksumError):
-            await cache.get(A, 0)
+            await cache.get(*extent(A, 0))
         failed.append(1)
 
     async with tier(4, source) as cache:
@@ -295,7 +309,7 @@ async def test_failure_reaches_every_reader_and_is_not_remembered(autojump_clock
         assert len(failed) == 2
         now = cache.statistics()
         assert (now.free, now.failed_loads) == (4, 1)
-        cache.unpin(await cache.get(A, 0))
+        cache.unpin(await cache.get(*extent(A, 0)))
 
 
 # -- late I/O
@@ -308,19 +322,19 @@ async def test_frame_of_a_timed_out_read_waits_for_its_io(in_thread, autojump_cl
     source.failures = [timed_out(pending)]
     async with tier(1, source) as cache:
         with pytest.raises(DeviceTimeout):
-            await cache.get(A, 0)
+            await cache.get(*extent(A, 0))
         assert cache.statistics().zombies == 1
         with pytest.raises(NoFrames):
             await cache.allocate()
         with pytest.raises(NoFrames):
-            await cache.get(B, 0)
+            await cache.get(*extent(B, 0))
         if in_thread:
             thread = threading.Thread(target=pending.finish)
             thread.start()
             thread.join()
         else:
             pending.finish()
-        frame = await cache.get(A, 0)
+        frame = await cache.get(*extent(A, 0))
         assert content(frame) == content_of(A.object_id, 0)
         cache.unpin(frame)
         assert cache.statistics().zombies == 0
@@ -332,13 +346,13 @@ async def test_late_io_hands_its_frame_to_who_waits(autojump_clock):
     source.failures = [timed_out(pending)]
     async with tier(1, source, patience=100) as cache:
         with pytest.raises(DeviceTimeout):
-            await cache.get(A, 0)
+            await cache.get(*extent(A, 0))
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(cache.get, B, 0)
+            nursery.start_soon(cache.get, *extent(B, 0))
             await wait_all_tasks_blocked()
             assert cache.statistics().waiting == 1
             pending.finish()
-        frame = cache.peek(B.object_id, 0)
+        frame = cache.peek(slot(B, 0))
         assert frame is not None
         assert frame.pins == 2
 
@@ -353,7 +367,7 @@ async def test_time_out_without_io_left_over_frees_at_once(finished, autojump_cl
     source.failures = [timed_out(pending)]
     async with tier(1, source) as cache:
         with pytest.raises(DeviceTimeout):
-            await cache.get(A, 0)
+            await cache.get(*extent(A, 0))
         cache.unpin(await cache.allocate())
 
 
@@ -377,10 +391,10 @@ async def test_timed_out_write_holds_an_extent_that_is_still_found(autojump_cloc
     async with tier(1) as cache:
         frame = await cache.allocate()
         cache.hold_until(frame, pending)
-        cache.adopt(frame, A.object_id, 0, 10)
+        cache.adopt(frame, slot(A, 0), 10)
         cache.unpin(frame)
         assert cache.statistics().zombies == 1
-        assert cache.peek(A.object_id, 0) is frame
+        assert cache.peek(slot(A, 0)) is frame
         assert cache.statistics().pinned == 1
         cache.unpin(frame)
         pending.finish()
@@ -408,10 +422,10 @@ async def test_coldest_idle_extent_goes_first(autojump_clock):
     source = Source(0)
     async with tier(3, source) as cache:
         for thing in (A, B, C):
-            cache.unpin(await cache.get(thing, 0))
-        cache.unpin(await cache.get(A, 0))
+            cache.unpin(await cache.get(*extent(thing, 0)))
+        cache.unpin(await cache.get(*extent(A, 0)))
         mine = await cache.allocate()
-        assert cache.peek(B.object_id, 0) is None
+        assert cache.peek(slot(B, 0)) is None
         assert mine.length == 0
         now = cache.statistics()
         assert (now.evicted, now.evicted_unread, now.idle) == (1, 0, 2)
@@ -420,7 +434,7 @@ async def test_coldest_idle_extent_goes_first(autojump_clock):
 
 async def test_pinned_extents_are_never_taken(autojump_clock):
     async with tier(2, Source(0), patience=3) as cache:
-        one, two = await cache.get(A, 0), await cache.get(B, 0)
+        one, two = await cache.get(*extent(A, 0)), await cache.get(*extent(B, 0))
         start = trio.current_time()
         with pytest.raises(NoFrames, match="all 2 frames"):
             await cache.allocate()
@@ -478,22 +492,22 @@ async def test_adopted_frame_is_found_and_evictable(autojump_clock):
     async with tier(1, source) as cache:
         frame = await cache.allocate()
         frame.view[:5] = b"bytes"
-        cache.adopt(frame, A.object_id, 2, 5)
+        cache.adopt(frame, slot(A, 2), 5)
         cache.unpin(frame)
-        found = await cache.get(A, 2)
+        found = await cache.get(*extent(A, 2))
         assert content(found) == b"bytes"
         assert not source.reads
         cache.unpin(found)
         cache.unpin(await cache.allocate())
-        assert cache.peek(A.object_id, 2) is None
+        assert cache.peek(slot(A, 2)) is None
 
 
 async def test_adopting_what_is_here_keeps_the_one_that_is_here(autojump_clock):
     async with tier(2, Source(0)) as cache:
-        cache.unpin(await cache.get(A, 0))
+        cache.unpin(await cache.get(*extent(A, 0)))
         frame = await cache.allocate()
-        cache.adopt(frame, A.object_id, 0, 1)
-        found = cache.peek(A.object_id, 0)
+        cache.adopt(frame, slot(A, 0), 1)
+        found = cache.peek(slot(A, 0))
         assert found is not None
         assert found is not frame
         cache.unpin(found)
@@ -506,14 +520,14 @@ async def test_load_that_finds_the_extent_adopted_meanwhile_uses_that(autojump_c
     got: list[Frame] = []
 
     async def reader() -> None:
-        got.append(await cache.get(A, 0))
+        got.append(await cache.get(*extent(A, 0)))
 
     async with tier(2) as cache:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(reader)
             await wait_all_tasks_blocked()
             frame = await cache.allocate()
-            cache.adopt(frame, A.object_id, 0, 0)
+            cache.adopt(frame, slot(A, 0), 0)
             cache.unpin(frame)
         assert got == [frame]
         cache.unpin(frame)
@@ -523,9 +537,9 @@ async def test_load_that_finds_the_extent_adopted_meanwhile_uses_that(autojump_c
 
 async def test_misuse_is_refused(autojump_clock):
     async with tier(2, Source(0)) as cache:
-        frame = await cache.get(A, 0)
+        frame = await cache.get(*extent(A, 0))
         with pytest.raises(ValueError, match="private"):
-            cache.adopt(frame, B.object_id, 0, 1)
+            cache.adopt(frame, slot(B, 0), 1)
         cache.unpin(frame)
         with pytest.raises(ValueError, match="not pinned"):
             cache.unpin(frame)
@@ -536,41 +550,34 @@ async def test_misuse_is_refused(autojump_clock):
 async def test_forgotten_extents_stay_valid_for_their_holders_only(autojump_clock):
     source = Source(0)
     async with tier(3, source) as cache:
-        held = await cache.get(A, 0)
-        cache.unpin(await cache.get(A, 1))
-        cache.unpin(await cache.get(B, 0))
-        cache.forget(A.object_id)
-        assert cache.peek(A.object_id, 0) is None
+        held = await cache.get(*extent(A, 0))
+        cache.unpin(await cache.get(*extent(A, 1)))
+        cache.unpin(await cache.get(*extent(B, 0)))
+        cache.forget(slots(A, 3))
+        assert cache.peek(slot(A, 0)) is None
         now = cache.statistics()
         assert (now.free, now.idle, now.pinned) == (1, 1, 1)
         assert content(held) == content_of(A.object_id, 0)
         cache.unpin(held)
         assert cache.statistics().free == 2
-        cache.unpin(await cache.get(A, 0))
+        cache.unpin(await cache.get(*extent(A, 0)))
         assert source.reads[A.object_id, 0] == 2
-        cache.forget(D.object_id)
+        cache.forget(slots(D, 3))
 
 
-async def test_load_of_a_forgotten_object_serves_its_readers_and_is_not_found(autojump_clock):
-    source = Source()
-    got: list[Frame] = []
-
-    async def reader() -> None:
-        got.append(await cache.get(A, 0))
-
+async def test_a_changed_object_has_its_new_bytes_and_its_old_ones(autojump_clock):
+    """The same extent of the same object in another slot is another extent."""
+    source = Source(0)
     async with tier(3, source) as cache:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(reader)
-            await wait_all_tasks_blocked()
-            cache.forget(A.object_id)
-            nursery.start_soon(reader)
-        assert source.reads == {(A.object_id, 0): 2}
-        first, second = got
-        assert content(first) == content(second) == content_of(A.object_id, 0)
-        cache.unpin(first)
-        cache.unpin(second)
-        now = cache.statistics()
-        assert (now.free, now.idle) == (2, 1)
+        old = await cache.get(*extent(A, 0))
+        fresh = await cache.allocate()
+        fresh.view[:3] = b"new"
+        cache.adopt(fresh, slot(A, 0)._replace(generation=Generation(2)), 3)
+        new = await cache.get(A, 0, slot(A, 0)._replace(generation=Generation(2)))
+        assert (content(old), content(new)) == (content_of(A.object_id, 0), b"new")
+        assert source.reads.total() == 1
+        for frame in (old, fresh, new):
+            cache.unpin(frame)
 
 
 # -- read-ahead
@@ -579,10 +586,10 @@ async def test_load_of_a_forgotten_object_serves_its_readers_and_is_not_found(au
 async def test_read_ahead_is_used(autojump_clock):
     source = Source()
     async with tier(8, source) as cache:
-        assert cache.read_ahead(A, range(3)) == 3
-        assert cache.read_ahead(A, range(3)) == 0
-        joined = await cache.get(A, 0)
-        frame = cache.peek(A.object_id, 1)
+        assert cache.read_ahead(A, enumerate(slots(A, 3))) == 3
+        assert cache.read_ahead(A, enumerate(slots(A, 3))) == 0
+        joined = await cache.get(*extent(A, 0))
+        frame = cache.peek(slot(A, 1))
         assert frame is not None
         now = cache.statistics()
         assert (now.read_ahead, now.read_ahead_used, now.coalesced) == (3, 2, 1)
@@ -593,13 +600,13 @@ async def test_read_ahead_is_used(autojump_clock):
 
 async def test_read_ahead_leaves_the_last_frames_and_is_bounded(autojump_clock):
     async with tier(16, read_ahead_limit=4) as cache:
-        assert cache.read_ahead(A, range(10)) == 4
+        assert cache.read_ahead(A, enumerate(slots(A, 10))) == 4
         assert cache.statistics().read_ahead_refused == 6
         await trio.sleep(2)
         held = [await cache.allocate() for _ in range(13)]
-        assert cache.read_ahead(B, range(4)) == 1
+        assert cache.read_ahead(B, enumerate(slots(B, 4))) == 1
         await trio.sleep(2)
-        assert cache.read_ahead(C, range(4)) == 1  # evicts what was read ahead and never used
+        assert cache.read_ahead(C, enumerate(slots(C, 4))) == 1  # evicts what was read ahead and never used
         for frame in held:
             cache.unpin(frame)
         assert cache.statistics().evicted_unread == 3
@@ -609,7 +616,7 @@ async def test_failed_read_ahead_is_counted_and_frees_its_frame(autojump_clock):
     source = Source()
     source.failures = [timed_out(None)]
     async with tier(4, source) as cache:
-        assert cache.read_ahead(A, [0]) == 1
+        assert cache.read_ahead(A, enumerate(slots(A, 1))) == 1
         await trio.sleep(2)
         now = cache.statistics()
         assert (now.free, now.failed_loads) == (4, 1)
@@ -617,11 +624,11 @@ async def test_failed_read_ahead_is_counted_and_frees_its_frame(autojump_clock):
 
 async def test_cancelled_reader_does_not_end_a_read_ahead(autojump_clock):
     async with tier(4, Source(delay=10)) as cache:
-        cache.read_ahead(A, [0])
+        cache.read_ahead(A, enumerate(slots(A, 1)))
         with trio.move_on_after(1):
-            await cache.get(A, 0)
+            await cache.get(*extent(A, 0))
         await trio.sleep(20)
-        frame = cache.peek(A.object_id, 0)
+        frame = cache.peek(slot(A, 0))
         assert frame is not None
         assert cache.statistics().read_ahead_used == 1
         cache.unpin(frame)
@@ -644,8 +651,8 @@ async def test_close_ends_all_waiting(autojump_clock):
         async with open_frames(arena, source, patience=100) as cache:
             await cache.allocate()
             for what, request in (
-                ("read", lambda: cache.get(A, 0)),
-                ("frame to read into", lambda: cache.get(B, 0)),
+                ("read", lambda: cache.get(*extent(A, 0))),
+                ("frame to read into", lambda: cache.get(*extent(B, 0))),
                 ("frame", cache.allocate),
             ):
                 nursery.start_soon(expect_closed, what, request)
@@ -653,7 +660,7 @@ async def test_close_ends_all_waiting(autojump_clock):
         assert source.ended == 1
     assert sorted(ended) == ["frame", "frame to read into", "read"]
     with pytest.raises(FramesClosed):
-        await cache.get(A, 0)
+        await cache.get(*extent(A, 0))
     with pytest.raises(FramesClosed):
         await cache.allocate()
-    assert cache.read_ahead(A, [0]) == 0
+    assert cache.read_ahead(A, enumerate(slots(A, 1))) == 0

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from blockdev.errors import BlockError, ChecksumError, DeviceTimeout
-from blockdev.types import PAGE, Descriptor, ObjectId
+from blockdev.types import PAGE, Descriptor
 from kvfs.errors import NoFrames
 from kvfs.frames import Arena, Frame, FrameCache, open_frames
-from tests.kvfs.test_frames import LateIO, an_object, content_of
+from tests.kvfs.test_frames import LateIO, an_object, content_of, extent, slot, slots
 
 FRAMES = 3
 OBJECTS = [an_object(number) for number in range(1, 4)]
@@ -110,7 +110,7 @@ class World:
     async def get(self, descriptor: Descriptor, index: int, patience: float) -> None:
         try:
             with trio.move_on_after(patience):
-                frame = await self.cache.get(descriptor, index)
+                frame = await self.cache.get(*extent(descriptor, index))
                 self.held.append(Held(frame, content_of(descriptor.object_id, index), private=False))
         except (BlockError, NoFrames):
             pass
@@ -128,15 +128,15 @@ class World:
             pass
         self.ended += 1
 
-    def peek(self, object_id: ObjectId, index: int) -> None:
-        frame = self.cache.peek(object_id, index)
+    def peek(self, descriptor: Descriptor, index: int) -> None:
+        frame = self.cache.peek(slot(descriptor, index))
         if frame is not None:
-            self.held.append(Held(frame, content_of(object_id, index), private=False))
+            self.held.append(Held(frame, content_of(descriptor.object_id, index), private=False))
 
-    def adopt(self, held: Held, object_id: ObjectId, index: int) -> None:
-        held.content = content_of(object_id, index)
+    def adopt(self, held: Held, descriptor: Descriptor, index: int) -> None:
+        held.content = content_of(descriptor.object_id, index)
         held.frame.view[: len(held.content)] = held.content
-        self.cache.adopt(held.frame, object_id, index, len(held.content))
+        self.cache.adopt(held.frame, slot(descriptor, index), len(held.content))
         held.private = False
 
     def check(self) -> None:
@@ -158,19 +158,18 @@ class World:
 
     async def step(self, step: Step) -> None:
         """One thing that may happen."""
-        extent = (step.descriptor, step.extent)
         if step.action == "get":
             self.requests += 1
-            self.nursery.start_soon(self.get, *extent, step.seconds)
+            self.nursery.start_soon(self.get, step.descriptor, step.extent, step.seconds)
         elif step.action == "allocate":
             self.requests += 1
             self.nursery.start_soon(self.allocate, step.seconds)
         elif step.action == "read ahead":
-            self.cache.read_ahead(step.descriptor, range(EXTENTS))
+            self.cache.read_ahead(step.descriptor, enumerate(slots(step.descriptor, EXTENTS)))
         elif step.action == "peek":
-            self.peek(step.descriptor.object_id, step.extent)
+            self.peek(step.descriptor, step.extent)
         elif step.action == "forget":
-            self.cache.forget(step.descriptor.object_id)
+            self.cache.forget(slots(step.descriptor, EXTENTS))
         elif step.action == "late I/O returns":
             self.finish_late()
         elif step.action == "wait":
@@ -181,7 +180,7 @@ class World:
     def use_held(self, step: Step) -> None:
         private = [held for held in self.held if held.private]
         if step.action == "adopt" and private:
-            self.adopt(private[0], step.descriptor.object_id, step.extent)
+            self.adopt(private[0], step.descriptor, step.extent)
         elif step.action == "unpin" and self.held:
             self.cache.unpin(self.held.pop(step.choice % len(self.held)).frame)
         elif step.action == "write times out" and private:

@@ -175,7 +175,7 @@ async def test_a_base_that_cannot_be_read_poisons():
         await draft.write(0, pattern(EXTENT))
         await draft.publish()
         draft.close()
-        b.frames.forget(b.record().object_id)
+        b.frames.forget(e.ref for e in b.record().extents)
         draft = await b.reopened()
         await draft.write(1, b"1")
         b.pool.fail["read_extent"] = BROKEN
@@ -422,7 +422,7 @@ async def test_a_version_that_cannot_be_opened_is_not_kept():
         await draft.write(0, pattern(EXTENT))
         await draft.publish()
         draft.close()
-        b.frames.forget(b.record().object_id)
+        b.frames.forget(e.ref for e in b.record().extents)
         b.pool.fail["extents"] = BROKEN
         with pytest.raises(DeviceError):
             await b.reopened()

@@ -60,7 +60,7 @@ class TestParts:
             assert writes.begun == [(start, start + PAGE) for start in range(0, EXTENT, PAGE)]
             await draft.publish()
             assert len(writes.begun) == 4
-            b.frames.forget(b.record().object_id)
+            b.frames.forget(e.ref for e in b.record().extents)
             assert await b.published() == data
             draft.close()
             b.check_nothing_is_left()
@@ -87,7 +87,7 @@ class TestParts:
                 await settled()
             assert writes.begun == [(0, 3 * PAGE), (3 * PAGE, EXTENT)]
             await draft.publish()
-            b.frames.forget(b.record().object_id)
+            b.frames.forget(e.ref for e in b.record().extents)
             assert await b.published() == data
             draft.close()
 
@@ -101,7 +101,7 @@ class TestParts:
             await draft.publish()
             expected = bytearray(pattern(2 * PAGE)) + bytes(max(0, at + 5 - 2 * PAGE))
             expected[at : at + 5] = b"again"
-            b.frames.forget(b.record().object_id)
+            b.frames.forget(e.ref for e in b.record().extents)
             assert await b.published() == expected
             assert writes.begun[-1][0] == min(at // PAGE, 2) * PAGE
             draft.close()
@@ -119,7 +119,7 @@ class TestParts:
             await draft.publish()
             expected = bytearray(pattern(3 * PAGE))
             expected[PAGE + 1 : PAGE + 5] = b"late"
-            b.frames.forget(b.record().object_id)
+            b.frames.forget(e.ref for e in b.record().extents)
             assert await b.published() == expected
             assert writes.begun[-1] == (PAGE, 3 * PAGE)
             draft.close()
@@ -133,7 +133,7 @@ class TestParts:
             await draft.truncate(PAGE + 10)
             await draft.truncate(2 * PAGE + 1)
             await draft.publish()
-            b.frames.forget(b.record().object_id)
+            b.frames.forget(e.ref for e in b.record().extents)
             assert await b.published() == pattern(3 * PAGE)[: PAGE + 10] + bytes(PAGE - 9)
             draft.close()
             b.check_nothing_is_left()
@@ -208,7 +208,7 @@ async def test_threads_put_parts_there_in_any_order(monkeypatch):
             await settled()
         assert writes.begun == [(0, 2 * PAGE), (2 * PAGE, EXTENT)]
         await draft.publish()
-        b.frames.forget(b.record().object_id)
+        b.frames.forget(e.ref for e in b.record().extents)
         assert await b.published() == data
         draft.close()
         b.check_nothing_is_left()
@@ -232,7 +232,7 @@ async def test_a_thread_that_is_still_inside_makes_what_was_sent_void(monkeypatc
         await draft.publish()
         expected = bytearray(pattern(2 * PAGE))
         expected[5:9] = b"slow"
-        b.frames.forget(b.record().object_id)
+        b.frames.forget(e.ref for e in b.record().extents)
         assert await b.published() == expected
         draft.close()
 
@@ -259,7 +259,7 @@ class TestPublishing:
                 assert asked == [False]
                 assert b.pool.lookup(draft.directory, b"f") is None
                 writes.go.set()
-            b.frames.forget(b.record().object_id)
+            b.frames.forget(e.ref for e in b.record().extents)
             assert await b.published() == pattern(length)
             draft.close()
             b.check_nothing_is_left()

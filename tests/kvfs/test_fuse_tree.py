@@ -328,7 +328,7 @@ async def test_truncation_through_a_reader_is_refused():
 async def test_a_file_that_cannot_be_read_is_missing_and_told():
     async with kernel() as k:
         inode = await k.store(b"f", bytes(EXTENT))
-        k.volume.versions.forget(inode.record.object_id)  # type: ignore[union-attr]
+        k.volume.versions.forget(inode.record.extents)  # type: ignore[union-attr]
         k.pool.fail["read_extent"] = BROKEN
         with fails(errno.ENOENT):
             await k.files.open(inode, READ, A)
@@ -341,7 +341,7 @@ async def test_a_file_that_is_dropped_when_it_is_opened_is_looked_up_again():
         inode = await k.store(b"f", bytes(EXTENT))
         record = inode.record
         assert record is not None
-        k.volume.versions.forget(record.object_id)
+        k.volume.versions.forget(record.extents)
 
         async def read_extent(*arguments: object) -> int:
             k.pool.evict(record)

@@ -1,13 +1,22 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
 
 import pytest
 
-from kvfs.errors import ConfigError, UnknownPool
-from kvfs.state import MountRecord, StateDirectory, check_pool_name, default_root, write_atomically
+from kvfs.errors import ConfigError, MountPointBusy, UnknownPool
+from kvfs.state import (
+    MountFolder,
+    MountRecord,
+    PoolFolder,
+    StateDirectory,
+    check_pool_name,
+    default_root,
+    write_atomically,
+)
 
 
 def test_the_state_directory_is_chosen_by_environment_and_user() -> None:
@@ -43,25 +52,58 @@ def test_only_folders_with_a_configuration_are_pools(tmp_path: Path) -> None:
         state.known("c")
 
 
-def test_a_mount_is_found_by_its_directory(tmp_path: Path) -> None:
-    state = StateDirectory(tmp_path)
-    folder = state.folder("hot")
+def a_mount(root: Path, mount_point: str = "/mnt/kv", pool: str = "hot") -> MountFolder:
+    folder = StateDirectory(root).folder(pool).mount(mount_point)
     folder.create()
-    assert folder.read_record() is None
+    return folder
+
+
+def test_mounts_are_found_by_their_directory(tmp_path: Path) -> None:
+    state = StateDirectory(tmp_path)
+    one, other = a_mount(tmp_path), a_mount(tmp_path, "/mnt/other")
+    assert one.read_record() is None
     record = MountRecord(17, "/mnt/kv", 1.5)
-    folder.write_record(record)
-    assert folder.read_record() == record
-    assert state.mounted_on("/mnt/kv") == folder
-    assert state.mounted_on("/mnt") is None
-    folder.forget_mount()
-    folder.forget_mount()
-    assert state.mounted_on("/mnt/kv") is None
+    one.write_record(record)
+    other.write_record(MountRecord(18, "/mnt/other", 2.5))
+    assert one.read_record() == record
+    assert state.mounted_on("/mnt/kv") == [one]
+    assert state.mounted_on("/mnt") == []
+    assert set(state.folder("hot").mounts()) == {one, other}
+    assert one.pool == state.folder("hot")
+    one.forget()
+    one.forget()
+    assert state.mounted_on("/mnt/kv") == []
+    assert state.folder("hot").mounts() == [other]
+
+
+def test_mount_points_have_folders_of_their_own(tmp_path: Path) -> None:
+    places = ["/", "/mnt/a b", "/mnt/a-b", "/srv/a-b", "/mnt/.x", "/mnt/" + "ü" * 80, "/mnt/kv", "/kv"]
+    folders = [PoolFolder(tmp_path).mount(place) for place in places]
+    assert len({folder.path.name for folder in folders}) == len(places)
+    for folder in folders:
+        assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{,22}", folder.path.name)
+    longest = PoolFolder(Path("/var/lib/kvfs") / ("p" * 42)).mount("/" + "m" * 80)
+    assert len(str(longest.socket)) <= 107
+
+
+def test_one_process_mounts_on_a_directory(tmp_path: Path) -> None:
+    folder = a_mount(tmp_path)
+    folder.write_record(MountRecord(17, "/mnt/kv", 1.5))
+    with folder.held():
+        with pytest.raises(MountPointBusy, match=r"another process mounts pool 'hot' there.*mount\.log"):
+            a_mount(tmp_path).held().__enter__()
+        folder.discard()
+        assert folder.read_record() is not None, "somebody mounts there"
+        with a_mount(tmp_path, "/mnt/other").held():
+            pass
+    folder.discard()
+    assert folder.read_record() is None
+    a_mount(tmp_path, "/mnt/never").discard()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"pid": "x", "mount_point": "/", "started": 0}'])
 def test_what_is_no_record_is_ignored(tmp_path: Path, text: str) -> None:
-    folder = StateDirectory(tmp_path).folder("hot")
-    folder.create()
+    folder = a_mount(tmp_path)
     folder.record.write_text(text)
     assert folder.read_record() is None
 
