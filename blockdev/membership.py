@@ -20,7 +20,7 @@ from blockdev.types import DeviceNo, RegionHeader, RegionId, RegionNo, RegionSta
 
 log = logging.getLogger(__name__)
 
-FOLLOW_PERIOD = 0.05
+FOLLOW_PERIOD = 0.03
 """Seconds between two looks at what other members changed."""
 GRACE = 2 * FOLLOW_PERIOD + 1.0
 """Seconds for which a freed slot is left alone while there are others, who may not have seen yet that it was."""

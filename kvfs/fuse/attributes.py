@@ -22,7 +22,7 @@ SHARED_TIMEOUT = 10.0
 change, but a word that comes before it has made the inode that it is about is lost."""
 NEGATIVE_TIMEOUT = 1.0
 """Seconds."""
-SHARED_NEGATIVE_TIMEOUT = 0.1
+SHARED_NEGATIVE_TIMEOUT = 0.05
 """Seconds for which a name that another member makes may be missed."""
 NEW_TIMEOUT = 1.0
 """Seconds."""

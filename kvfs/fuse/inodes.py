@@ -181,8 +181,10 @@ class InodeTable:
 
     def _renew(self, inode: Inode, record: Descriptor) -> None:
         if inode.record is None or inode.record.stamp <= record.stamp:
+            place = (record.directory, record.name)
+            self.move(inode, place)  # before the record says so, too
             inode.record = record
-            self.move(inode, (record.directory, record.name))
+            inode.place = place
 
     def outdate(self, inode: Inode) -> None:
         """Its name stands for something else now, and it for nothing that can be found."""

@@ -43,16 +43,28 @@ def record(number: int, *, version: int = 0) -> Descriptor:
     )  # fmt: skip
 
 
-def test_a_version_has_one_inode_under_whatever_name():
+def test_a_version_that_is_renamed_here_keeps_its_inode():
     table = InodeTable()
     first = record(0)
     inode = table.of_record(first)
     renamed = replace(first, name=b"new", stamp=Stamp(first.stamp + 1), sequence=4)
+    table.renew(renamed)
     assert table.of_packed(pack_descriptor(renamed)) is inode
     assert inode.record == renamed
     assert inode.place == (ROOT, b"new")
-    assert table.of_record(first) is inode
+    table.renew(first)
     assert inode.record == renamed, "what is older changes nothing"
+    assert table.at((ROOT, b"new")) == [inode]
+    assert table.at((ROOT, first.name)) == []
+
+
+def test_a_version_that_is_renamed_elsewhere_has_another_inode():
+    table = InodeTable()
+    first = record(0)
+    inode = table.of_record(first)
+    renamed = replace(first, name=b"new", stamp=Stamp(first.stamp + 1), sequence=4)
+    assert table.of_packed(pack_descriptor(renamed)) is not inode
+    assert inode.record == first
 
 
 def test_another_version_has_another_inode():
