@@ -28,17 +28,14 @@ from blockdev import layout
 from blockdev.catalogs import Catalogs
 from blockdev.errors import (
     ChecksumError,
-    DeviceError,
     Exists,
     FormatError,
     IsDirectory,
     Missing,
-    NoSpace,
     NotDirectory,
     PoolClosed,
     Raced,
     ReadOnly,
-    Unavailable,
 )
 from blockdev.eviction import Policy
 from blockdev.forks import ends_in_children
