@@ -50,8 +50,9 @@ from blockdev.pool_figures import LimboTotals, PoolCounters, PoolStatistics, Roo
 from blockdev.publication import NewObject, directory_mode, moved, symlink_mode
 from blockdev.publisher import OWED_ROOM, Arrived, Consumed, Publisher
 from blockdev.reading import Reader
-from blockdev.recovery import Recovered
+from blockdev.recovered import Recovered
 from blockdev.room import Room
+from blockdev.slots import Slots
 from blockdev.sources import Sources
 from blockdev.space import Space
 from blockdev.stamps import NameKey
@@ -206,10 +207,10 @@ class Pool:
         with trio.CancelScope(shield=True):
             await self._others.sweep(_SWEEP)
 
-    def absorb(self, space: Space, room: Room, found: Recovered) -> None:
+    def absorb(self, space: Space, slots: Slots, found: Recovered) -> None:
         """Take over what another seat had."""
         self._space.absorb(space)
-        self._room.absorb(room)
+        self._room.absorb(slots)
         self._versions.absorb(found.stranded)
         self._versions.debts.absorb(found.owed, found.tombstones)
         self._others.absorb(found.aliases)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from blockdev.reading import ReadCounters
-from blockdev.room import RoomCounters
 from blockdev.space import SpaceTotals
 from blockdev.types import DeviceNo
 
@@ -28,6 +27,20 @@ class PoolCounters:
     """Evicted because they still had a temporary file's name long after they were written."""
     quarantined: int = 0
     """Objects dropped because their bytes were wrong."""
+
+
+@dataclass(slots=True)
+class RoomCounters:
+    formatted: int = 0
+    """Regions formatted."""
+    formatted_ahead: int = 0
+    """Of these, before anybody waited for one."""
+    repurposed: int = 0
+    """Regions emptied and given another slot class."""
+    given: int = 0
+    """Regions given up for other members."""
+    failed: int = 0
+    """Slots that could not be freed on media."""
 
 
 class RoomTotals(NamedTuple):

@@ -20,7 +20,7 @@ from blockdev.media import Media
 from blockdev.memory import page_buffer
 from blockdev.pool import Pool
 from blockdev.publication import NewObject
-from blockdev.recovery import chunk_of
+from blockdev.scan import chunk_of
 from blockdev.testing import Fault, FaultyDevice, Operation
 from blockdev.types import (
     HOLE,
