@@ -543,7 +543,7 @@ class CrashModel:
         reserved = pool._space.totals().reserved
         if reserved and not (spare is not None and reserved == slot_bytes(SlotClass.INLINE)):
             raise Failure(f"seed {self.seed}: {reserved} bytes reserved by nobody")
-        if len(pool._names) or len(pool._objects) or not pool._tree.is_idle:
+        if not (pool._locks.are_free and pool._tree.is_idle):
             raise Failure(f"seed {self.seed}: locks held by nobody")
         if pool._versions.pins.bytes:
             raise Failure(f"seed {self.seed}: pinned by nobody")
