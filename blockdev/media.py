@@ -93,7 +93,7 @@ class Media:
     def __init__(self, pool: UUID, attached: Iterable[Attached]) -> None:
         self.pool = pool
         self.devices: dict[DeviceNo, Attached] = {a.superblock.device_no: a for a in attached}
-        self.on_lost: list[Callable[[DeviceNo], None]] = []
+        self.on_lost: list[Callable[[DeviceNo], object]] = []
         """Called, between awaits, with a device that is not used any more."""
         self.pace = Pace()
         """Tells work in the background when it may use the devices."""

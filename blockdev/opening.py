@@ -35,7 +35,8 @@ from blockdev.ground import Ground, fill_space
 from blockdev.lease import SEATS, Leases, seat_identity
 from blockdev.media import Media
 from blockdev.membership import GRACE, Membership, others_there, seats_there
-from blockdev.pool import Parts, Pool
+from blockdev.parts import Parts
+from blockdev.pool import Pool
 from blockdev.reading import Reader
 from blockdev.recovered import Contradiction, Recovered
 from blockdev.recovery import Recovery

@@ -16,71 +16,37 @@ Locks: names before objects, each kind in one order; eviction only tries.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import NamedTuple, Unpack
+from typing import Unpack
 
 import trio
 
 from blockdev import layout
-from blockdev.catalogs import Catalogs
 from blockdev.departures import Departures
-from blockdev.errors import ChecksumError, FormatError, PoolClosed, Raced, ReadOnly
-from blockdev.eviction import Policy
+from blockdev.errors import ChecksumError, PoolClosed, Raced, ReadOnly
 from blockdev.forks import ends_in_children
 from blockdev.locks import Locks
-from blockdev.media import Media
-from blockdev.membership import Membership
 from blockdev.namespace import Attributes, Namespace
 from blockdev.others import Others, Tools
-from blockdev.pool_figures import LimboTotals, PoolCounters, PoolStatistics, RoomTotals
+from blockdev.parts import Parts
+from blockdev.pool_figures import Figures, PoolCounters, PoolStatistics, RoomTotals
 from blockdev.publication import NewObject, directory_mode, symlink_mode
 from blockdev.publisher import OWED_ROOM, Arrived, Publisher
-from blockdev.reading import Reader
 from blockdev.recovered import Recovered
-from blockdev.room import Room
 from blockdev.slots import Slots
-from blockdev.sources import Sources
 from blockdev.space import Space
 from blockdev.tree import Tree
 from blockdev.types import (
     Descriptor,
-    DeviceNo,
     DirectoryId,
     ExtentRef,
+    Foreign,
     Kind,
     ObjectId,
     SlotRef,
-    Superblock,
 )
-from blockdev.versions import Versions
 
 _SWEEP = 64
 """Slots of others that are looked at in one sweep."""
-
-
-@dataclass(frozen=True, slots=True)
-class Foreign:
-    """What another member changed: what a name stands for, or an object, in existence, name, attributes or content."""
-
-    object_id: ObjectId
-    directory: DirectoryId
-    name: bytes
-
-
-class Parts(NamedTuple):
-    """What a pool is made of; `opening` assembles them."""
-
-    superblock: Superblock
-    media: Media
-    catalog: Catalogs
-    space: Space
-    policy: Policy
-    room: Room
-    reader: Reader
-    versions: Versions
-    sources: Sources
-    membership: Membership | None
-    aliases: list[Descriptor]
 
 
 class Pool:
@@ -116,21 +82,20 @@ class Pool:
         self._others = Others(tools, parts.aliases)
         self._locks = Locks()
         self._tree = Tree(parts.catalog)
-        self._counters = PoolCounters()
-        self._namespace = Namespace(
-            tools, self._reader, self._others, self._tree, self._locks, self._counters
-        )
+        counters = PoolCounters()
+        self._figures = Figures(parts, counters)
+        self._namespace = Namespace(tools, self._reader, self._others, self._tree, self._locks, counters)
         board = None if parts.membership is None else parts.membership.board
-        self._departures = Departures(tools, self._others, parts.policy, board, self._locks, self._counters)
+        self._departures = Departures(tools, self._others, parts.policy, board, self._locks, counters)
         self.on_gone = self._departures.on_gone
         self._closed = ""
         self._room.evict = self._departures.evict
         self._room.may_go = lambda object_id: object_id not in self._versions.pins
         self._room.found = self._versions.found
-        self.media.on_lost.append(self._device_lost)
+        self.media.on_lost.append(self._space.drop_device)
         for number in self.media.devices:
             if not self.media.available(number):  # lost while the pool was opened
-                self._device_lost(number)
+                self._space.drop_device(number)
         ends_in_children(self)
 
     def close(self) -> None:
@@ -164,9 +129,7 @@ class Pool:
 
     def show_figures(self) -> None:
         """Let the other members see what we have."""
-        if self._membership is not None:
-            used = self._space.totals().live
-            self._membership.board.say(regions=self.catalog.regions, used=used, held=self._held)
+        self._figures.show()
 
     async def give_region(self) -> bool:
         """Give up a region for another member; whether one could go."""
@@ -214,17 +177,8 @@ class Pool:
         return (
             (name, packed)
             for name, packed in self.catalog.entries(directory, after)
-            if self._is_reachable(packed)
+            if self._reader.reachable_packed(packed)
         )
-
-    def _is_reachable(self, packed: bytes) -> bool:
-        try:
-            outline = layout.outline_descriptor(packed)
-            if outline.is_plain:
-                return all(map(self.media.reaches, outline.slots))
-            return self.reachable(layout.unpack_descriptor(packed))
-        except FormatError:
-            return False
 
     def current(self, record: Descriptor) -> Descriptor | None:
         """What the object of `record` is now, under whatever name; None if it is gone."""
@@ -425,9 +379,6 @@ class Pool:
         self._check_writable()
         await self._namespace.remove(record)
 
-    def _device_lost(self, device: DeviceNo) -> None:
-        self._space.drop_device(device)
-
     def _check_open(self) -> None:
         if self._closed:
             raise PoolClosed(f"pool {self.name!r} cannot be used any more: {self._closed}")
@@ -441,38 +392,8 @@ class Pool:
 
     def totals(self) -> RoomTotals:
         """Payload bytes; regions not in use yet count as free."""
-        space = self._space.totals()
-        others = self._membership.board.figures().values() if self._membership is not None else ()
-        regions = space.unused_regions + sum(figures.regions for figures in others)
-        return RoomTotals(
-            total=space.total + regions * self.superblock.region_size,
-            used=space.live + sum(figures.used for figures in others),
-            held=self._held + sum(figures.held for figures in others),
-        )
-
-    @property
-    def _held(self) -> int:
-        space = self._space.totals()
-        return min(space.live, self._versions.pins.bytes) + space.reserved
-
-    def _limbo_totals(self) -> LimboTotals:
-        space, counters = self._space.totals(), self._room.limbo.counters
-        slots = sum(totals.limbo for totals in space.classes)
-        return LimboTotals(slots, space.limbo, counters.waits, counters.seconds)
+        return self._figures.totals()
 
     def statistics(self) -> PoolStatistics:
         """A snapshot of counters and sums."""
-        return PoolStatistics(
-            pool=replace(self._counters),
-            reads=replace(self._reader.counters),
-            room=replace(self._room.counters),
-            limbo=self._limbo_totals(),
-            space=self._space.totals(),
-            totals=self.totals(),
-            objects=self.catalog.count,
-            unreachable_devices=tuple(
-                DeviceNo(number)
-                for number in range(len(self.superblock.devices))
-                if not self.media.available(DeviceNo(number))
-            ),
-        )
+        return self._figures.statistics()

@@ -14,7 +14,6 @@ from blockdev.errors import DeviceError, DeviceTimeout, Unavailable
 from blockdev.leasing import Everything, Leasing
 from blockdev.limbo import Limbo
 from blockdev.media import Media
-from blockdev.pool_figures import RoomCounters
 from blockdev.space import Space
 from blockdev.types import (
     CHUNK_SLOTS,
@@ -31,6 +30,20 @@ from blockdev.types import (
 )
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class RoomCounters:
+    formatted: int = 0
+    """Regions formatted."""
+    formatted_ahead: int = 0
+    """Of these, before anybody waited for one."""
+    repurposed: int = 0
+    """Regions emptied and given another slot class."""
+    given: int = 0
+    """Regions given up for other members."""
+    failed: int = 0
+    """Slots that could not be freed on media."""
 
 
 class DirtyNotes(Protocol):
