@@ -10,7 +10,8 @@ from xxhash import xxh3_64_intdigest
 
 from blockdev import layout
 from blockdev.errors import ChecksumError, FormatError, Raced
-from blockdev.media import Media, PageBuffers, padded
+from blockdev.media import Media
+from blockdev.memory import PageBuffers, padded
 from blockdev.publication import extent_length
 from blockdev.types import HOLE, Descriptor, ExtentRef, RegionId, SlotRef
 

@@ -21,8 +21,7 @@ from xxhash import xxh3_64_intdigest
 from blockdev.catalog import Trust
 from blockdev.creating import CreateOptions, create_pool
 from blockdev.errors import BlockError, ChecksumError, DeviceError, Missing, NoSpace, Raced, Unavailable
-from blockdev.media import padded
-from blockdev.memory import page_buffer
+from blockdev.memory import padded, page_buffer
 from blockdev.opening import OpenOptions, open_pool
 from blockdev.pool import Pool
 from blockdev.publication import NewObject, extent_length, slots_of
