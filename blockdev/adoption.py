@@ -7,14 +7,16 @@ from collections.abc import Callable
 from uuid import UUID
 
 from blockdev.catalog import Catalog, Trust
-from blockdev.catalog_upkeep import begin_sessions
+from blockdev.catalog_upkeep import begin_sessions, give_up
 from blockdev.eviction import Policy
 from blockdev.ground import Ground, region_of
 from blockdev.membership import Membership
 from blockdev.pool import Pool
+from blockdev.recovered import Contradiction, Recovered
 from blockdev.recovery import Recovery
 from blockdev.slots import Slots
 from blockdev.space import Space
+from blockdev.types import RegionId
 
 log = logging.getLogger(__name__)
 
@@ -66,15 +68,32 @@ class Adoption:
         sequences = {a.superblock.device: a.superblock.sequence for a in media.devices.values()}
         catalog, trust = self._open_catalog(seat, sequences)
         catalogs.add_other(seat, catalog)
-        space = Space()
-        for region in regions:
-            space.add_region(region_of(media, region))
-        slots = self._slots_for(space, catalog)
-        ground = Ground(media, catalogs, space, pool.reader, slots)
-        found = await Recovery(ground, catalog, regions).run(trust, self._policy)
-        begin_sessions(media, [catalog], self._boot_id)
+        try:
+            space, slots, found = await self._recover_aside(pool, catalog, trust, regions)
+            begin_sessions(media, [catalog], self._boot_id)
+        except BaseException:  # the next turn tries again
+            catalogs.close_other(seat)
+            membership.leave(seat, regions)
+            raise
         catalog.followed = lambda: not membership.alone
         catalogs.add_own(seat, catalog)
         for region in regions:
             catalogs.assign(region, seat)
         pool.absorb(space, slots, found)
+
+    async def _recover_aside(
+        self, pool: Pool, catalog: Catalog, trust: Trust, regions: list[RegionId]
+    ) -> tuple[Space, Slots, Recovered]:
+        while True:
+            space = Space()
+            for region in regions:
+                space.add_region(region_of(pool.media, region))
+            slots = self._slots_for(space, catalog)
+            ground = Ground(pool.media, pool.catalog, space, pool.reader, slots)
+            try:
+                found = await Recovery(ground, catalog, regions).run(trust, self._policy)
+            except (Contradiction, OSError) as error:
+                give_up(catalog, error)
+                trust = Trust.STALE
+                continue
+            return space, slots, found

@@ -10,8 +10,9 @@ import trio
 
 from blockdev.catalog import Catalog
 from blockdev.catalogs import Catalogs
-from blockdev.errors import DeviceError, Unavailable
+from blockdev.errors import BlockError, DeviceError, Unavailable
 from blockdev.media import Media
+from blockdev.recovered import Contradiction
 from blockdev.types import ObjectId
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,21 @@ def begin_sessions(media: Media, catalogs: Iterable[Catalog], boot_id: str) -> N
     present = {a.superblock.device: a.superblock.sequence for a in media.devices.values() if not a.lost}
     for catalog in catalogs:
         catalog.begin_session(boot_id, present)
+
+
+def give_up(catalog: Catalog, error: Contradiction | OSError, *, readonly: bool = False) -> None:
+    """Empty a catalogue that failed or contradicts the media, so that it is built again from them.
+
+    :raises OSError: `error`, if the catalogue is not what failed
+    :raises BlockError: it cannot be, by who only reads
+    """
+    if isinstance(error, OSError) and not catalog.failed:
+        raise error
+    what = "is damaged" if isinstance(error, OSError) else "contradicts the media"
+    if readonly:
+        raise BlockError(f"the catalogue {what}: {error}; mount the pool once") from error
+    log.warning("the catalogue %s (%s): it is built again from the media", what, error)
+    catalog.clear()  # and with it what it remembers as dirty, before `Slots` looks at that
 
 
 async def keep_committing(catalogs: Catalogs) -> None:

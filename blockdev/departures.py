@@ -9,7 +9,7 @@ from collections.abc import Callable
 import trio
 
 from blockdev.board import Board
-from blockdev.errors import ChecksumError, DeviceError, NoSpace, Unavailable
+from blockdev.errors import ChecksumError
 from blockdev.eviction import Policy
 from blockdev.locks import Locks
 from blockdev.others import Others, Tools
@@ -72,11 +72,7 @@ class Departures:
 
     async def _may_go(self, record: Descriptor) -> bool:
         pins = self._versions.pins
-        if record.object_id in pins:
-            return False
-        try:
-            await self._others.outdo_rivals(record)
-        except (NoSpace, DeviceError, Unavailable):
+        if record.object_id in pins or not await self._others.try_to_outdo_rivals(record):
             return False
         if not await self._versions.may_leave(record):
             return False

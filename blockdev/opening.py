@@ -24,11 +24,10 @@ import trio
 from blockdev.adoption import Adoption
 from blockdev.ahead import Ahead
 from blockdev.catalog import Catalog, Trust
-from blockdev.catalog_upkeep import begin_sessions, keep_committing, settle
+from blockdev.catalog_upkeep import begin_sessions, give_up, keep_committing, settle
 from blockdev.catalogs import Catalogs, catalog_folder
 from blockdev.debts import Debts
 from blockdev.device import Device
-from blockdev.errors import BlockError
 from blockdev.eviction import Lru, Policy, TemporaryFirst
 from blockdev.follow import Follower
 from blockdev.ground import Ground, fill_space
@@ -253,7 +252,8 @@ class _Opener:
                     else:
                         total.add(recovered)
             except (Contradiction, OSError) as error:
-                self._give_up(seat, error)
+                give_up(self.catalogs.own[seat], error, readonly=self.options.readonly)
+                self.trusts[seat] = Trust.STALE
                 continue
             assert total is not None
             total.damaged_regions = self.damaged
@@ -297,17 +297,6 @@ class _Opener:
         room = None if self.options.readonly else self.room
         ground = Ground(self.media, self.catalogs, space, reader, room)
         return await Recovery(ground, catalog, self.regions.get(seat, ())).run(self.trusts[seat], self.policy)
-
-    def _give_up(self, seat: int, error: Contradiction | OSError) -> None:
-        catalog = self.catalogs.own[seat]
-        if isinstance(error, OSError) and not catalog.failed:
-            raise error
-        what = "is damaged" if isinstance(error, OSError) else "contradicts the media"
-        if self.options.readonly:
-            raise BlockError(f"the catalogue {what}: {error}; mount the pool once") from error
-        log.warning("the catalogue %s (%s): it is built again from the media", what, error)
-        catalog.clear()  # and with it what it remembers as dirty, before `Room` looks at that
-        self.trusts[seat] = Trust.STALE
 
     def _wire(self, space: Space, reader: Reader, recovered: Recovered) -> Pool:
         options = self.options

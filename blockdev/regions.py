@@ -45,6 +45,7 @@ class Regions:
         self._media = media
         self._space = space
         self._leasing = leasing
+        self._slots = slots
         self._limbo = slots.limbo
         self._counters = slots.counters
         self._member = slots.options.member
@@ -108,6 +109,8 @@ class Regions:
             self._space.add_unused(region)  # cancelled: nothing of it goes on
             raise
         self._counters.formatted += 1
+        self._leasing.lease(region)  # it may have come to us with another's seat
+        self._slots.forget_marks(region)
         formatted = Region.formatted(region, slot_class, header.epoch, slots)
         formatted.last_used = trio.current_time()  # not to be taken for another class before it was of use
         self._space.add_region(formatted)

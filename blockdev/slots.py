@@ -244,6 +244,10 @@ class Slots:
         if self.options.flush:
             await self._media.flush({ref.device for ref in refs})
 
+    def forget_marks(self, region: RegionId) -> None:
+        """A region was formatted, and is in another catalogue perhaps: its chunks are noted anew when they change."""
+        self._dirty = {chunk for chunk in self._dirty if chunk.where != region}
+
     def mark(self, address: SlotAddress) -> None:
         """Remember, before it is written or counted on, that a slot may differ from the catalogue."""
         chunk = DirtyChunk(address.device, address.region, address.slot // CHUNK_SLOTS)
