@@ -14,6 +14,7 @@ from blockdev.membership import Membership
 from blockdev.pool import Pool
 from blockdev.recovered import Contradiction, Recovered
 from blockdev.recovery import Recovery
+from blockdev.seat_catalogs import SeatCatalogs
 from blockdev.slots import Slots
 from blockdev.space import Space
 from blockdev.types import RegionId
@@ -26,7 +27,7 @@ class Adoption:
 
     :param boot_id: names this boot of the system
     :param open_catalog: opens a seat's catalogue, and says how far it can be believed; given the superblocks' sequences
-    :param slots_for: the slots of a space, for whoever frees them in this catalogue's name
+    :param slots_for: the slots of a space, for whoever frees them in the name of these catalogues
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class Adoption:
         *,
         boot_id: str,
         open_catalog: Callable[[int, dict[UUID, int]], tuple[Catalog, Trust]],
-        slots_for: Callable[[Space, Catalog], Slots],
+        slots_for: Callable[[Space, SeatCatalogs], Slots],
     ) -> None:
         self._membership = membership
         self._policy = policy
@@ -53,47 +54,60 @@ class Adoption:
         """
         leases = self._membership.leases
         before = set(leases.seats)
-        self._membership.take_free_seats(pool.media)
-        adopted = [seat for seat in leases.seats if seat not in before]
-        for seat in adopted:
-            log.info("taking over what member %d of pool %s had", seat, pool.name)
-            await self._adopt_one(pool, seat)
-        return adopted
-
-    async def _adopt_one(self, pool: Pool, seat: int) -> None:
-        media, catalogs, membership = pool.media, pool.catalog, self._membership
-        await media.reload_headers()
-        regions = await membership.take_regions_of(seat, media)
-        catalogs.close_other(seat)
-        sequences = {a.superblock.device: a.superblock.sequence for a in media.devices.values()}
-        catalog, trust = self._open_catalog(seat, sequences)
-        catalogs.add_other(seat, catalog)
+        if not leases.begin_opening():  # somebody comes, and takes them
+            return []
         try:
-            space, slots, found = await self._recover_aside(pool, catalog, trust, regions)
-            begin_sessions(media, [catalog], self._boot_id)
+            self._membership.take_free_seats(pool.media)
+        finally:
+            leases.end_opening()
+        seats = [seat for seat in leases.seats if seat not in before]
+        if seats:
+            log.info("taking over what members %s of pool %s had", seats, pool.name)
+            await self._take_over(pool, seats)
+        return seats
+
+    async def _take_over(self, pool: Pool, seats: list[int]) -> None:
+        media, catalogs, membership = pool.media, pool.catalog, self._membership
+        regions: dict[RegionId, int] = {}
+        opened: dict[int, Catalog] = {}
+        try:
+            await media.reload_headers()
+            for seat in seats:
+                regions |= dict.fromkeys(await membership.take_regions_of(seat, media), seat)
+            sequences = {a.superblock.device: a.superblock.sequence for a in media.devices.values()}
+            trusts: dict[int, Trust] = {}
+            for seat in seats:
+                catalogs.close_other(seat)
+                opened[seat], trusts[seat] = self._open_catalog(seat, sequences)
+                catalogs.add_other(seat, opened[seat])
+            space, slots, found = await self._recover_aside(pool, opened, trusts, regions)
+            begin_sessions(media, opened.values(), self._boot_id)
         except BaseException:  # the next turn tries again
-            catalogs.close_other(seat)
-            membership.leave(seat, regions)
+            for seat in seats:
+                catalogs.close_other(seat)
+            membership.leave(seats, regions)
             raise
-        catalog.followed = lambda: not membership.alone
-        catalogs.add_own(seat, catalog)
-        for region in regions:
+        for seat, catalog in opened.items():
+            catalog.followed = lambda: not membership.alone
+            catalogs.add_own(seat, catalog)
+        for region, seat in regions.items():
             catalogs.assign(region, seat)
         pool.absorb(space, slots, found)
 
     async def _recover_aside(
-        self, pool: Pool, catalog: Catalog, trust: Trust, regions: list[RegionId]
+        self, pool: Pool, opened: dict[int, Catalog], trusts: dict[int, Trust], regions: dict[RegionId, int]
     ) -> tuple[Space, Slots, Recovered]:
+        catalogs = SeatCatalogs(opened, regions)
         while True:
             space = Space()
             for region in regions:
                 space.add_region(region_of(pool.media, region))
-            slots = self._slots_for(space, catalog)
+            slots = self._slots_for(space, catalogs)
             ground = Ground(pool.media, pool.catalog, space, pool.reader, slots)
             try:
-                found = await Recovery(ground, catalog, regions).run(trust, self._policy)
+                found = await Recovery(ground, catalogs).run(trusts, self._policy)
             except (Contradiction, OSError) as error:
-                give_up(catalog, error)
-                trust = Trust.STALE
+                give_up(opened.values(), error)
+                trusts = dict.fromkeys(trusts, Trust.STALE)
                 continue
             return space, slots, found

@@ -31,19 +31,21 @@ def begin_sessions(media: Media, catalogs: Iterable[Catalog], boot_id: str) -> N
         catalog.begin_session(boot_id, present)
 
 
-def give_up(catalog: Catalog, error: Contradiction | OSError, *, readonly: bool = False) -> None:
-    """Empty a catalogue that failed or contradicts the media, so that it is built again from them.
+def give_up(catalogs: Iterable[Catalog], error: Contradiction | OSError, *, readonly: bool = False) -> None:
+    """Empty catalogues of which one failed or contradicts the media, so that they are built again from them.
 
-    :raises OSError: `error`, if the catalogue is not what failed
+    :raises OSError: `error`, if no catalogue is what failed
     :raises BlockError: it cannot be, by who only reads
     """
-    if isinstance(error, OSError) and not catalog.failed:
+    catalogs = list(catalogs)
+    if isinstance(error, OSError) and not any(catalog.failed for catalog in catalogs):
         raise error
     what = "is damaged" if isinstance(error, OSError) else "contradicts the media"
     if readonly:
         raise BlockError(f"the catalogue {what}: {error}; mount the pool once") from error
     log.warning("the catalogue %s (%s): it is built again from the media", what, error)
-    catalog.clear()  # and with it what it remembers as dirty, before `Slots` looks at that
+    for catalog in catalogs:
+        catalog.clear()  # and with it what it remembers as dirty, before `Slots` looks at that
 
 
 async def keep_committing(catalogs: Catalogs) -> None:

@@ -6,7 +6,7 @@ from itertools import chain
 
 import trio
 
-from blockdev.catalog import Catalog, Trust
+from blockdev.catalog import Trust
 from blockdev.claims import Claims
 from blockdev.errors import DeviceError, IntegrityError, Unavailable
 from blockdev.eviction import Policy
@@ -14,13 +14,14 @@ from blockdev.ground import Ground
 from blockdev.publication import slots_of
 from blockdev.recovered import Contradiction, Recovered
 from blockdev.scan import Scan
+from blockdev.seat_catalogs import SeatCatalogs
 from blockdev.types import Descriptor, Kind, ObjectId, RegionId, SlotClass, SlotRef, Stamp
 
 
 class Inventory:
-    """Of what one catalogue knows, and of what a scan found beside it."""
+    """Of what some catalogues know, and of what a scan found beside it."""
 
-    def __init__(self, ground: Ground, catalog: Catalog, scan: Scan) -> None:
+    def __init__(self, ground: Ground, catalog: SeatCatalogs, scan: Scan) -> None:
         self._media = ground.media
         self._space = ground.space
         self._reader = ground.reader
@@ -39,7 +40,7 @@ class Inventory:
         for outline in self._catalog.outlines():
             result.high = max(result.high, outline.stamp)
             slots = outline.slots
-            if not outline.is_plain and (record := self._catalog.by_id(outline.object_id)) is not None:
+            if not outline.is_plain and (record := self._catalog.record_of(outline)) is not None:
                 special.append(record)
                 slots = await self.slots(record) or slots_of(record, ())
             its_classes = claims.claim(outline.object_id, slots, outline.sequence)

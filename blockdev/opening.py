@@ -40,6 +40,7 @@ from blockdev.reading import Reader
 from blockdev.recovered import Contradiction, Recovered
 from blockdev.recovery import Recovery
 from blockdev.room import Room
+from blockdev.seat_catalogs import SeatCatalogs
 from blockdev.slots import SlotOptions, Slots
 from blockdev.sources import Sources
 from blockdev.space import Space
@@ -239,25 +240,21 @@ class _Opener:
     async def run(self) -> tuple[Pool, Recovered]:
         """Recover what our seats have. :raises BlockError, OSError:"""
         while True:
-            seat = -1
             space = Space()
             self._prepare(space)
             reader = Reader(self.media, self.superblock.extent_class.payload_size)
-            total: Recovered | None = None
+            slots = None if self.options.readonly else self.room
+            ground = Ground(self.media, self.catalogs, space, reader, slots)
+            regions = {region: seat for seat, regions in self.regions.items() for region in regions}
+            recovery = Recovery(ground, SeatCatalogs(self.catalogs.own, regions))
             try:
-                for seat, catalog in self.catalogs.own.items():
-                    recovered = await self._recover(seat, catalog, space, reader)
-                    if total is None:
-                        total = recovered
-                    else:
-                        total.add(recovered)
+                recovered = await recovery.run(self.trusts, self.policy)
             except (Contradiction, OSError) as error:
-                give_up(self.catalogs.own[seat], error, readonly=self.options.readonly)
-                self.trusts[seat] = Trust.STALE
+                give_up(self.catalogs.own.values(), error, readonly=self.options.readonly)
+                self.trusts = dict.fromkeys(self.trusts, Trust.STALE)
                 continue
-            assert total is not None
-            total.damaged_regions = self.damaged
-            return self._wire(space, reader, total), total
+            recovered.damaged_regions = self.damaged
+            return self._wire(space, reader, recovered), recovered
 
     def _prepare(self, space: Space) -> None:
         membership = self.membership
@@ -290,13 +287,8 @@ class _Opener:
             self.policy,
             boot_id=self.options.boot_id,
             open_catalog=self._open_catalog,
-            slots_for=lambda space, catalog: Slots(self.media, space, catalog, self._slot_options()),
+            slots_for=lambda space, catalogs: Slots(self.media, space, catalogs, self._slot_options()),
         )
-
-    async def _recover(self, seat: int, catalog: Catalog, space: Space, reader: Reader) -> Recovered:
-        room = None if self.options.readonly else self.room
-        ground = Ground(self.media, self.catalogs, space, reader, room)
-        return await Recovery(ground, catalog, self.regions.get(seat, ())).run(self.trusts[seat], self.policy)
 
     def _wire(self, space: Space, reader: Reader, recovered: Recovered) -> Pool:
         options = self.options

@@ -15,17 +15,18 @@ is concluded from its absence. It may be there again the next time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from blockdev import stamps
-from blockdev.catalog import Catalog, Trust
+from blockdev.catalog import Trust
 from blockdev.catalogs import aside, is_aside
 from blockdev.eviction import Policy
 from blockdev.ground import Ground
 from blockdev.inventory import Inventory
 from blockdev.recovered import Recovered
 from blockdev.scan import Scan
+from blockdev.seat_catalogs import SeatCatalogs, worst
 from blockdev.types import (
     NO_ID,
     ROOT,
@@ -42,30 +43,31 @@ from blockdev.wholeness import Wholeness
 
 
 class Recovery:
-    """One run over what one catalogue speaks for.
+    """One run over what some catalogues speak for."""
 
-    :param regions: those regions
-    """
-
-    def __init__(self, ground: Ground, catalog: Catalog, regions: Collection[RegionId]) -> None:
+    def __init__(self, ground: Ground, catalog: SeatCatalogs) -> None:
         self._media = ground.media
         self._view = ground.view
         self._catalog = catalog
-        self._regions = frozenset(regions)
+        self._regions = catalog.regions
         self._space = ground.space
         self._slots = ground.slots
-        self._scan = Scan(ground, catalog, regions)
+        self._scan = Scan(ground, catalog)
         self._wholeness = Wholeness(ground, self._scan)
         self._inventory = Inventory(ground, catalog, self._scan)
 
-    async def run(self, trust: Trust, policy: Policy) -> Recovered:
-        """Make catalogue, space and policy say what the media say. :raises OSError: the catalogue's disk"""
-        result = Recovered(trust)
-        if trust is Trust.STALE:
-            self._catalog.clear()
-        result.unread_regions = await self._scan.run(trust)
+    async def run(self, trusts: Mapping[int, Trust], policy: Policy) -> Recovered:
+        """Make catalogues, space and policy say what the media say.
+
+        :param trusts: what each seat's catalogue is worth
+        :raises Contradiction: they are not worth that
+        :raises OSError: the catalogues' disk
+        """
+        result = Recovered(worst(trusts))
+        self._catalog.clear_stale(trusts)
+        result.unread_regions = await self._scan.run(trusts)
         result.chunks = len(self._scan.chunks)
-        if trust is not Trust.CURRENT:
+        if result.trust is not Trust.CURRENT:
             await self._reconcile(result)
         await self._inventory.take(result, policy)
         return result
@@ -149,9 +151,8 @@ class Recovery:
         live = {record.ref for record in resolution.live.values()}
         bases = {record.head for record in resolution.live.values() if record.kind is Kind.ALIAS}
         for record in contenders:
-            known = self._catalog.by_id(record.object_id)
-            if known is not None and known.ref == record.ref and record.ref not in live:
-                self._catalog.forget(known.object_id)
+            if record.ref not in live:
+                self._catalog.forget(record)
             if record.ref in bases and self._scan.is_mine(record.ref):
                 self._catalog.put(aside(record))
         for (directory, name), record in resolution.live.items():
@@ -168,7 +169,7 @@ class Recovery:
     def _outdo(self, record: Descriptor) -> None:
         """Have the catalogue say which records of others one of ours outdoes."""
         for ref in stamps.listed(record):
-            if not self._scan.is_mine(ref):
+            if not self._scan.is_mine(ref) or (record.kind is Kind.ALIAS and ref == record.head):
                 self._catalog.outdo(ref, record.stamp)
 
     async def _half_gone(self) -> list[Descriptor]:
@@ -202,7 +203,7 @@ class Recovery:
 
     def _drop_outdated(self, outdated: Iterable[Descriptor]) -> None:
         for record in outdated:
-            self._catalog.forget(record.object_id)
+            self._catalog.forget(record)
 
     def _is_everything(self) -> bool:
         """Whether this is the whole pool, all of it within reach."""
@@ -231,7 +232,7 @@ class Recovery:
             waiting += [DirectoryId(r.object_id) for r in inside if r.kind is Kind.DIRECTORY]
         orphans = [record for group in children.values() for record in group]
         for record in orphans:
-            self._catalog.forget(record.object_id)
+            self._catalog.forget(record)
         return orphans
 
     async def _unclaimed(self) -> list[Descriptor]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
-from blockdev.catalog import Catalog, Trust
+from blockdev.catalog import Trust
 from blockdev.errors import DeviceError, Unavailable
 from blockdev.ground import Ground
+from blockdev.seat_catalogs import SeatCatalogs
 from blockdev.tasks import for_each
 from blockdev.types import CHUNK_SLOTS, NAMED_KINDS, Descriptor, DirtyChunk, RegionId, SlotAddress, SlotRef
 
@@ -22,23 +23,22 @@ def chunk_of(address: SlotAddress) -> DirtyChunk:
 class Scan:
     """What was read of the media.
 
-    :param regions: what `catalog` speaks for
     :ivar chunks: what was read
     :ivar found: the records in use there, by where they are
     """
 
-    def __init__(self, ground: Ground, catalog: Catalog, regions: Collection[RegionId]) -> None:
+    def __init__(self, ground: Ground, catalog: SeatCatalogs) -> None:
         self._media = ground.media
         self._space = ground.space
         self._notes_failures = ground.slots is not None
         self._catalog = catalog
-        self._regions = frozenset(regions)
+        self._regions = catalog.regions
         self.chunks: frozenset[DirtyChunk] = frozenset()
         self.found: dict[SlotRef, Descriptor] = {}
 
-    async def run(self, trust: Trust) -> int:
-        """Read what a catalogue of this trust may not know; returns how many regions could not be read."""
-        return await self._read(self._chunks(trust))
+    async def run(self, trusts: Mapping[int, Trust]) -> int:
+        """Read what catalogues of this trust may not know; returns how many regions could not be read."""
+        return await self._read(self._chunks(trusts))
 
     def has_read(self, address: SlotAddress) -> bool:
         """Whether a slot is in one of the chunks."""
@@ -73,23 +73,21 @@ class Scan:
             return None
         return record
 
-    def _chunks(self, trust: Trust) -> list[DirtyChunk]:
-        if trust is Trust.CURRENT:
-            return []
+    def _chunks(self, trusts: Mapping[int, Trust]) -> list[DirtyChunk]:
         regions = {region.id: region for region in self._space.regions() if region.id in self._regions}
-        if trust is Trust.CRASHED:
-            dirty = self._catalog.dirty_chunks()
-            known = [
-                c
-                for c in dirty
-                if (r := regions.get(RegionId(c.device, c.region))) and c.chunk * CHUNK_SLOTS < r.slots
-            ]
-            return sorted(known, key=lambda c: (c.device, c.region, c.chunk))
-        return [
+        chunks = {
             DirtyChunk(*region_id, chunk)
-            for region_id in sorted(regions)
+            for region_id in regions
+            if self._catalog.is_to_be_read(region_id, trusts)
             for chunk in range(self._media.geometry(region_id).chunks)
-        ]
+        }
+        if Trust.CRASHED in trusts.values():
+            chunks |= {
+                chunk
+                for chunk in self._catalog.dirty_chunks()
+                if (region := regions.get(chunk.where)) and chunk.chunk * CHUNK_SLOTS < region.slots
+            }
+        return sorted(chunks, key=lambda c: (c.device, c.region, c.chunk))
 
     async def _read(self, chunks: Collection[DirtyChunk]) -> int:
         """Read the records in these chunks; returns how many regions could not be."""
