@@ -79,7 +79,7 @@ class Adoption:
             for seat in seats:
                 catalogs.close_other(seat)
                 opened[seat], trusts[seat] = self._open_catalog(seat, sequences)
-                catalogs.add_other(seat, opened[seat])
+                catalogs.read_other(seat)  # as it was, until all is done
             space, slots, found = await self._recover_aside(pool, opened, trusts, regions)
             begin_sessions(media, opened.values(), self._boot_id)
         except BaseException:  # the next turn tries again
@@ -88,6 +88,7 @@ class Adoption:
             membership.leave(seats, regions)
             raise
         for seat, catalog in opened.items():
+            catalogs.close_other(seat)
             catalog.followed = lambda: not membership.alone
             catalogs.add_own(seat, catalog)
         for region, seat in regions.items():

@@ -332,9 +332,11 @@ class Catalog:
         found = None if tables is None else tables.get(_OUTDONE, _REF.pack(*ref))
         return None if found is None else Stamp(_COUNT.unpack(found)[0])
 
-    def not_outdone(self, ref: SlotRef) -> None:
-        """Nothing here speaks of `ref` any more: that use of the slot is over."""
-        self._changing().pop(_OUTDONE, _REF.pack(*ref))
+    def not_outdone(self, ref: SlotRef, stamp: Stamp | None = None) -> None:
+        """Nothing here speaks of `ref` any more. :param stamp: only if it was a record of ours not later than this"""
+        known = self.outdone(ref)
+        if known is not None and (stamp is None or known <= stamp):
+            self._changing().pop(_OUTDONE, _REF.pack(*ref))
 
     def all_outdone(self, after: SlotRef | None = None, limit: int = _BATCH) -> list[tuple[SlotRef, Stamp]]:
         """Up to `limit` of what is outdone, behind `after`."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
@@ -84,9 +84,11 @@ class Catalogs:
         self.own[seat] = catalog
         self._all = [*self.own.values(), *self.others.values()]
 
-    def add_other(self, seat: int, catalog: Catalog) -> None:
-        """Read a catalogue that is about to become ours as another member's."""
-        self.others[seat] = catalog
+    def read_other(self, seat: int) -> None:
+        """Read a seat's catalogue: what is committed there, also while it is written in this process."""
+        folder = catalog_folder(self._folder, seat)
+        if (folder / "session.json").exists():
+            self.others[seat] = Catalog.open(folder, self._pool, readonly=True)
         self._all = [*self.own.values(), *self.others.values()]
 
     def see_others(self, seats: Iterable[int]) -> None:
@@ -98,9 +100,7 @@ class Catalogs:
             if seat not in wanted or not self.others[seat].is_current():
                 self.close_other(seat)
         for seat in wanted - self.others.keys():
-            folder = catalog_folder(self._folder, seat)
-            if (folder / "session.json").exists():
-                self.others[seat] = Catalog.open(folder, self._pool, readonly=True)
+            self.read_other(seat)
         self._all = [*self.own.values(), *self.others.values()]
 
     def close_other(self, seat: int) -> None:
@@ -122,12 +122,16 @@ class Catalogs:
         records = self.raw(directory, name)
         return self._truth(records) if records else None
 
-    def raw(self, directory: DirectoryId, name: bytes) -> list[Descriptor]:
-        """Every record of a name, as it is in its catalogue."""
+    def raw(self, directory: DirectoryId, name: bytes, without: Collection[int] = ()) -> list[Descriptor]:
+        """Every record of a name, as it is in its catalogue. :param without: seats not to be asked"""
+        catalogs = self._all
+        if without:
+            every = {**self.own, **self.others}
+            catalogs = [catalog for seat, catalog in every.items() if seat not in without]
         found = [
             record
             for one in self.same(directory)
-            for catalog in self._all
+            for catalog in catalogs
             if (record := catalog.get(one, name)) is not None
         ]
         return [record for record in found if record.kind is not Kind.TOMBSTONE]
@@ -311,10 +315,10 @@ class Catalogs:
         for ref in refs:
             self.primary.outdo(ref, stamp)
 
-    def not_outdone(self, ref: SlotRef) -> None:
-        """That use of a slot is over: nothing needs to be said of it."""
+    def not_outdone(self, ref: SlotRef, stamp: Stamp | None = None) -> None:
+        """Nothing needs to be said of a slot any more. :param stamp: by a record of ours not later than this"""
         for catalog in self.own.values():
-            catalog.not_outdone(ref)
+            catalog.not_outdone(ref, stamp)
 
     def mark_dirty(self, *chunks: DirtyChunk) -> None:
         """As `Catalog.mark_dirty`, in the catalogues of the chunks' regions."""

@@ -259,9 +259,13 @@ class Debts:
         await self._tombstones.sweep(limit)
         owing = [i for i, refs in self._owed.items() if not all(map(self._room.is_ours, refs))]
         for object_id in owing[:limit]:
-            before = self.of(object_id)
-            await self.settle(object_id)
-            for ref in set(before) - set(self.of(object_id)):
+            over = [ref for ref in self.of(object_id) if await self._room.ensure_invalid(ref)]
+            left = tuple(ref for ref in self.of(object_id) if ref not in over)
+            if left:
+                self._owed[object_id] = left
+            else:
+                self.forgive(object_id)
+            for ref in over:
                 self._catalogs.not_outdone(ref)
 
     def absorb(self, owed: dict[ObjectId, tuple[SlotRef, ...]], tombstones: Iterable[Descriptor]) -> None:

@@ -247,7 +247,7 @@ class Others:
                 await self._drop_alias(alias.object_id)
                 for ref in (alias.head, *alias.supersedes):
                     if ref is not None:
-                        self._catalogs.not_outdone(ref)
+                        self._catalogs.not_outdone(ref, alias.stamp)
             else:  # at the end: the next ones are looked at the next time
                 current = self._aliases.pop(alias.object_id, None)
                 if current is not None:

@@ -115,7 +115,8 @@ class Recovery:
         waiting = list(candidates)
         while waiting:
             record = waiting.pop()
-            known = self._view.raw(record.directory, record.name)
+            key = record.directory, record.name
+            known = [*self._catalog.raw(*key), *self._view.raw(*key, without=self._catalog.seats)]
             listed = [
                 await self._scan.read_record(ref)
                 for ref in stamps.listed(record)

@@ -153,6 +153,7 @@ class Regions:
             if not (emptied and region.is_empty and region.ledger):
                 return False
             self._space.remove_region(region_id)
+            self._space.drop_region(region_id)  # whoever meant to use it finds it gone
             with trio.CancelScope(shield=True):
                 await retire_region(self._media, region_id)
             self._leasing.release(region_id)

@@ -11,7 +11,7 @@ from itertools import chain
 
 from blockdev.catalog import Catalog, Trust
 from blockdev.layout import Outline
-from blockdev.types import Descriptor, DirtyChunk, Kind, ObjectId, RegionId, SlotRef, Stamp
+from blockdev.types import Descriptor, DirectoryId, DirtyChunk, Kind, ObjectId, RegionId, SlotRef, Stamp
 
 
 class SeatCatalogs:
@@ -23,6 +23,10 @@ class SeatCatalogs:
     def __init__(self, catalogs: Mapping[int, Catalog], regions: Mapping[RegionId, int]) -> None:
         self._catalogs = catalogs
         self._regions = regions
+
+    @property
+    def seats(self) -> frozenset[int]:
+        return frozenset(self._catalogs)
 
     @property
     def regions(self) -> frozenset[RegionId]:
@@ -52,6 +56,11 @@ class SeatCatalogs:
         """The record of an object, rather than an alias of it."""
         records = [r for c in self._catalogs.values() if (r := c.by_id(object_id)) is not None]
         return next((r for r in records if r.kind is not Kind.ALIAS), records[0] if records else None)
+
+    def raw(self, directory: DirectoryId, name: bytes) -> list[Descriptor]:
+        """Every record of a name."""
+        found = (catalog.get(directory, name) for catalog in self._catalogs.values())
+        return [record for record in found if record is not None]
 
     def record_of(self, outline: Outline) -> Descriptor | None:
         """The whole of a record."""

@@ -339,7 +339,7 @@ class MembersModel:
         if source is None or target is None or record is None:
             self.busy -= {key for key in (source, target) if key}
             return
-        moving = self._known(source) - {None}
+        moving = self._known(source) - {None} or {None}
         self._known(source).add(None)
         self._known(target).update(moving)
         evictions, kills = self.evictions[target], self.kills

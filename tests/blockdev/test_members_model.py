@@ -40,12 +40,7 @@ def run_batch(first: int) -> None:
         logging.getLogger("blockdev").setLevel(logging.NOTSET)
 
 
-@pytest.mark.parametrize("first", range(0, 1000, BATCH))
-def test_members(first: int) -> None:
-    run_batch(first)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(1000, 10000, BATCH))
-def test_many_members(first: int) -> None:
+@pytest.mark.parametrize("first", range(0, 10000, BATCH))
+def test_members(first: int) -> None:
     run_batch(first)
