@@ -62,8 +62,13 @@ class TrialPool:
             check=False,
         )
         if result.returncode:
-            raise TrialFailed(f"kvfs {' '.join(arguments)}: {result.stderr.strip()}")
+            raise TrialFailed(f"kvfs {' '.join(arguments)}: {result.stderr.strip()}\n{self._log()}".rstrip())
         return result.stdout
+
+    def _log(self) -> str:
+        """What the mount had to say: `clean_up` removes it."""
+        path = self.state / POOL / "mount.log"
+        return path.read_text() if path.exists() else ""
 
     def create(self) -> None:
         self.state.mkdir()
