@@ -252,7 +252,6 @@ class Trial:
             ("kvfs", "restarted after damage on the device"), root, [one.mount for one in CONVERSATIONS]
         )
         self._live(("kvfs", "restarted once more"), root, [one.again for one in CONVERSATIONS])
-        pool.umount()
 
     def _require_reads(self, root: Path, answers: Sequence[Answer]) -> None:
         """
