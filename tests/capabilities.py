@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 PROBE_SECONDS = 20
-ENGINES = Path(__file__).parent.parent / ".venv-engines"
-"""The virtual environment of real engines."""
+SGLANG = Path(__file__).parent.parent / ".venv-sglang"
+"""The virtual environment of SGLang."""
 
 
 @functools.cache
@@ -58,8 +58,8 @@ def lacks_loop() -> str | None:
 @functools.cache
 def lacks_sglang() -> str | None:
     """Imports nothing: the script that made the environment did, before it left the stamp."""
-    if not (ENGINES / "engines.stamp").is_file():
-        return f"{ENGINES.name} is absent or incomplete: scripts/lib/engines-venv makes it (2.3 GB)"
+    if not (SGLANG / "engine.stamp").is_file():
+        return f"{SGLANG.name} is absent or incomplete: scripts/lib/engines-venv sglang makes it (2.3 GB)"
     return None
 
 

@@ -6,127 +6,29 @@ Every block that is loaded is compared with what was stored, every byte of it. T
 from __future__ import annotations
 
 import argparse
-import json
-import mmap
-import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from examples.offload import BLOCK_SIZE, Blocks, Engine, Outcome
+from scripts.lib.trial_pool import DEVICES, TrialFailed, TrialPool
 
 GB = 10**9
 GIB = 1 << 30
-DEVICES = 2
-POOL = "demo"
-COMMAND_SECONDS = 120
 LEAST_POOL = 0.5
 """GiB; a smaller pool loses so much to its layout that the numbers would mislead."""
 LATEST = 100
 """Blocks that the engine asks for again at once: they are still in the mount's memory."""
 SPARE = GIB // 2
 """Bytes of disk that must stay free beside the pool."""
-
-
-class DemoFailed(Exception):
-    """Something that the demo shows did not happen."""
-
-
-@dataclass
-class Demo:
-    """One run: the pool's place, and what to call it by."""
-
-    folder: Path
-    pool_size: int
-
-    @property
-    def mount_point(self) -> Path:
-        return self.folder / "mnt"
-
-    @property
-    def state(self) -> Path:
-        return self.folder / "state"
-
-    @property
-    def devices(self) -> list[Path]:
-        return [self.folder / f"device{number}" for number in range(DEVICES)]
-
-    # ── the command, as one would type it ───────────────────────────────────────────────────────────────
-
-    def kvfs(self, *arguments: str) -> str:
-        """Run a kvfs command; its output.
-
-        :raises DemoFailed: it failed
-        """
-        result = subprocess.run(
-            [sys.executable, "-m", "kvfs", "--state-dir", str(self.state), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_SECONDS,
-            check=False,
-        )
-        if result.returncode:
-            raise DemoFailed(f"kvfs {' '.join(arguments)}: {result.stderr.strip()}")
-        return result.stdout
-
-    def create(self) -> None:
-        self.state.mkdir()
-        self.mount_point.mkdir()
-        self.kvfs("pool", "create", "--size", str(self.pool_size // DEVICES), POOL, *map(str, self.devices))
-
-    def mount(self) -> None:
-        self.kvfs("mount", POOL, str(self.mount_point))
-
-    def umount(self) -> None:
-        self.kvfs("umount", str(self.mount_point))
-
-    def read_from_devices(self) -> int:
-        """Bytes that the mount has read from the devices for readers, since it was mounted."""
-        stats: dict[str, Any] = json.loads(self.kvfs("stats", "--json", POOL))["stats"]
-        return int(stats["reads"]["bytes"])
-
-    # ── what happens to it ──────────────────────────────────────────────────────────────────────────────
-
-    def kill(self) -> None:
-        """kill -9 of the process that serves the mount."""
-        os.kill(self._serving(), signal.SIGKILL)
-
-    def _serving(self) -> int:
-        [path] = (self.state / POOL).glob("mounts/*/mount.json")
-        record: dict[str, int] = json.loads(path.read_text())
-        return record["pid"]
-
-    def damage(self, key: bytes, at: int) -> Path:
-        """Flip one bit, `at` bytes into the payload that begins with `key`, on the device that has it."""
-        for device in self.devices:
-            with device.open("r+b") as file, mmap.mmap(file.fileno(), 0) as media:
-                start = media.find(key)
-                if start >= 0:
-                    media[start + at] ^= 1
-                    media.flush()
-                    return device
-        raise DemoFailed("the block to damage is on no device")
-
-    def clean_up(self) -> None:
-        """Whatever state it is in: unmounted, its process ended, its files gone."""
-        for attempt in (self.umount, self.kill):
-            try:
-                attempt()
-            except (DemoFailed, OSError, ValueError, subprocess.TimeoutExpired):
-                continue
-        if os.path.ismount(self.mount_point) or str(self.mount_point) in Path("/proc/mounts").read_text():
-            subprocess.run(["fusermount3", "-u", "-z", "--", self.mount_point], check=False)
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 # ---- telling --------------------------------------------------------------------------------------------------
@@ -151,16 +53,16 @@ def told(what: str, result: str = "") -> Iterator[None]:
 
 def require(truth: bool, otherwise: str) -> None:  # noqa: FBT001 (reads as a sentence)
     if not truth:
-        raise DemoFailed(otherwise)
+        raise TrialFailed(otherwise)
 
 
 # ---- the story ------------------------------------------------------------------------------------------------
 
 
-def show(demo: Demo, workload: int, threads: int) -> None:
+def show(demo: TrialPool, workload: int, threads: int) -> None:
     """The whole of it, in order.
 
-    :raises DemoFailed: at the first thing that is not as it should be
+    :raises TrialFailed: at the first thing that is not as it should be
     """
     blocks = Blocks(demo.mount_point / "engine")
     engine = Engine(blocks, threads)
@@ -188,13 +90,13 @@ def show(demo: Demo, workload: int, threads: int) -> None:
     print("One bit of one block is flipped on the device, below the mount")
     demo.umount()
     victim = kept[len(kept) // 2]
-    device = demo.damage(blocks.key(victim), BLOCK_SIZE // 2)
+    device = demo.flip(blocks.key(victim), BLOCK_SIZE // 2)
     tell("damaged", f"block {victim} on {device.name}")
     demo.mount()
     miss(engine, kept, victim)
 
 
-def store_and_load(demo: Demo, engine: Engine, numbers: range) -> list[int]:
+def store_and_load(demo: TrialPool, engine: Engine, numbers: range) -> list[int]:
     """Returns the numbers of the blocks that are still there."""
     stored = engine.store(numbers)
     require(not stored.errors, f"stores failed: {stored.errors[:3]}")
@@ -286,11 +188,11 @@ def main() -> int:
     signal.signal(signal.SIGTERM, terminated)
     begun = time.monotonic()
     with ExitStack() as stack:
-        demo = Demo(Path(tempfile.mkdtemp(prefix="kvfs-demo-", dir=arguments.folder)), pool_size)
+        demo = TrialPool(Path(tempfile.mkdtemp(prefix="kvfs-demo-", dir=arguments.folder)), pool_size)
         stack.callback(demo.clean_up)
         try:
             show(demo, int(arguments.workload * GIB), arguments.threads)
-        except DemoFailed as error:
+        except TrialFailed as error:
             print(f"demo: FAILED: {error}", file=sys.stderr)
             return 1
         except KeyboardInterrupt:

@@ -48,7 +48,8 @@ class Kvfs:
 
     def memory(self, pool: str) -> int:
         """Bytes of memory of a mount's own, that is without files that it maps."""
-        pid = json.loads((self._state / pool / "mount.json").read_text())["pid"]
+        [path] = (self._state / pool).glob("mounts/*/mount.json")
+        pid = json.loads(path.read_text())["pid"]
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
 

@@ -1,4 +1,4 @@
-"""Runs SGLang's own HiCacheFile, in the engines' virtual environment: a request of JSON a line on stdin, an answer a
+"""Runs SGLang's own HiCacheFile, in the engine's virtual environment: a request of JSON a line on stdin, an answer a
 line on stdout. Not a test, and imported by none: `tests/e2e/test_sglang_hicache.py` starts it.
 
     {"call": "open", "path": …, "extra": {…}}        true

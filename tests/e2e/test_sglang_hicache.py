@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.capabilities import ENGINES
+from tests.capabilities import SGLANG
 from tests.e2e.mounts import Mount
 
 CLIENT = Path(__file__).with_name("hicache_client.py")
@@ -50,7 +50,7 @@ class Client:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    command = (ENGINES / "bin" / "python", CLIENT)
+    command = (SGLANG / "bin" / "python", CLIENT)
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
