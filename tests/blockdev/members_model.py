@@ -82,6 +82,7 @@ class Member:
                 if catalog._opened is not None:
                     catalog._opened.drop()
             membership.board._base = None
+            self.pool.media.on_lost.clear()
             membership.leases._forget()
         self.scope.cancel()
 
