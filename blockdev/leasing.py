@@ -18,7 +18,10 @@ class Leasing(Protocol):
         """Whether we write to a region, or did until it was lost."""
 
     def lease(self, region: RegionId) -> bool:
-        """Become a region's writer; False if another member is. Nobody may have written to it just before: look."""
+        """Keep others from a region; False if another member is its writer. One may have been just before: look."""
+
+    def keep(self, region: RegionId) -> None:
+        """Be the writer of a region that was leased, and is in no use."""
 
     def release(self, region: RegionId) -> None:
         """Write to a region no more."""
@@ -40,6 +43,9 @@ class Everything:
 
     def lease(self, region: RegionId) -> bool:
         return True
+
+    def keep(self, region: RegionId) -> None:
+        pass
 
     def release(self, region: RegionId) -> None:
         pass

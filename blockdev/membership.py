@@ -172,14 +172,17 @@ class Membership:
 
     def lease(self, region: RegionId) -> bool:
         assert self._catalogs is not None
-        if region in self._aside or not self.leases.acquire_region(region):
-            return False
+        return region not in self._aside and self.leases.acquire_region(region)
+
+    def keep(self, region: RegionId) -> None:
+        assert self._catalogs is not None
         self._catalogs.assign(region, self.seat)
         self.board.wish_no_more()
-        return True
 
     def release(self, region: RegionId) -> None:
         assert self._catalogs is not None
+        if region in self._aside:
+            return  # while we looked whether it is free, it came to us with a seat
         self._catalogs.unassign(region)
         self.leases.release_region(region)
 

@@ -86,6 +86,8 @@ class Regions:
             raise
         if used:
             self._leasing.release(region)
+        else:
+            self._leasing.keep(region)
         return not used
 
     async def format_ahead(self, slot_class: SlotClass, device: DeviceNo) -> None:
@@ -110,7 +112,7 @@ class Regions:
             self._space.add_unused(region)  # cancelled: nothing of it goes on
             raise
         self._counters.formatted += 1
-        self._leasing.lease(region)  # it may have come to us with another's seat
+        self._leasing.keep(region)  # it may have come to us with another's seat
         self._slots.forget_marks(region)
         formatted = Region.formatted(region, slot_class, header.epoch, slots)
         formatted.last_used = trio.current_time()  # not to be taken for another class before it was of use
@@ -127,7 +129,7 @@ class Regions:
                 return  # given up meanwhile
             header = self._media.header(region_id)
             await self._media.write_header(replace(header, writer=self._member, sequence=header.sequence + 1))
-            self._leasing.lease(region_id)
+            self._leasing.keep(region_id)
             self._slots.forget_marks(region_id)
 
     async def repurpose(self, region_id: RegionId, slot_class: SlotClass, *, ahead: bool = False) -> bool:
