@@ -82,7 +82,11 @@ class Machine:
     @property
     def console(self) -> str:
         """All that the machine printed to its serial console so far, and QEMU to its stderr."""
-        return os.pread(self._console.fileno(), self.console_size(), 0).decode(errors="replace").replace("\r", "")
+        return (
+            os.pread(self._console.fileno(), self.console_size(), 0)
+            .decode(errors="replace")
+            .replace("\r", "")
+        )
 
     def console_size(self) -> int:
         """Bytes that were printed there so far."""
