@@ -35,8 +35,8 @@ def direct_io(guest: Guest, verb: str, device: str, seed: str) -> None:
 
 def test_a_mount_on_a_drive(guest: Guest) -> None:
     """Files are there after kill -9 of the mount."""
-    guest.sh("wipefs -qa /dev/lab/d0; dd if=/dev/zero of=/dev/lab/d0 bs=1M count=4 conv=fsync status=none")
-    guest.sh("kvfs pool create hot /dev/lab/d0; mkdir /mnt/kv; kvfs mount --memory 128MiB hot /mnt/kv")
+    guest.sh("kvfs pool create --force hot /dev/lab/d0; mkdir /mnt/kv")
+    guest.sh("kvfs mount --memory 128MiB hot /mnt/kv")
     guest.sh(
         "head -c 9000000 /dev/urandom >/tmp/block; cp /tmp/block /mnt/kv/block; cmp /tmp/block /mnt/kv/block"
     )

@@ -17,8 +17,9 @@ from itertools import count
 from scripts.lib.lab.errors import CommandFailed, CommandTimedOut, GuestGone, LabError
 from scripts.lib.lab.wire import ABSENT, EXIT, HELLO, RUN, SIGNAL, STDERR, STDOUT, Frame, encode, receive
 
-COMMAND_SECONDS = 120.0
-"""How long a command may take if nothing else is said: everything is ten times slower under emulation."""
+COMMAND_SECONDS = 300.0
+"""How long a command may take if nothing else is said: everything is ten times slower under emulation, and more so
+on a busy machine."""
 _SEND_SECONDS = 60
 _LOOK_SECONDS = 0.2
 _KILLED_SECONDS = 30
