@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 NVMET = Path("/sys/kernel/config/nvmet")
@@ -26,6 +27,8 @@ def subsystem(nqn: str, device: str, hosts: dict[str, str]) -> Path:
     namespace = folder / "namespaces/1"
     namespace.mkdir()
     (namespace / "device_path").write_text(device)
+    # The same after the target died and came back: an initiator gives up a namespace whose identity changed.
+    (namespace / "device_uuid").write_text(str(uuid.uuid5(uuid.NAMESPACE_URL, nqn)))
     (namespace / "enable").write_text("1")
     return folder
 

@@ -83,10 +83,11 @@ def gid_index(address: str) -> int:
     """Which of the device's identities is the IPv4 address, in RoCE version 2."""
     wanted = IPv6Address(f"::ffff:{address}")
     port = Path(f"/sys/class/infiniband/{DEVICE}/ports/1")
-    for entry in port.glob("gids/*"):
-        if IPv6Address(entry.read_text().strip()) == wanted:
-            if "v2" in (port / "gid_attrs/types" / entry.name).read_text():
-                return int(entry.name)
+    for entry in [*port.glob("gids/*")]:
+        if IPv6Address(entry.read_text().strip()) != wanted:
+            continue
+        if "v2" in (port / "gid_attrs/types" / entry.name).read_text():
+            return int(entry.name)
     raise LookupError(f"no GID for {address}")
 
 
