@@ -8,6 +8,8 @@ from scripts.lib.lab.guest import Guest
 
 PORTS = {"tcp": 4420, "rdma": 4421}
 """Transport → the port on which `export` offers it."""
+PATIENT = "--keep-alive-tmo=60"
+"""A busy machine does not keep the 5 s that are usual; a test that wants a death noticed says otherwise after it."""
 _NAMESPACE = """
 for attempt in $(seq 100); do
     for subsystem in /sys/class/nvme-subsystem/*; do

@@ -23,17 +23,14 @@ def main(verb: str, device: str, seed: str, pieces: int) -> int:
     file = os.open(device, os.O_RDWR | os.O_DIRECT)
     buffer = mmap.mmap(-1, PIECE)  # aligned, as O_DIRECT wants it
     for number in range(pieces):
-        if verb == "write":
-            buffer[:] = content(seed, number)
-            moved = os.pwritev(file, [buffer], number * PIECE)
-        else:
-            buffer[:] = bytes(PIECE)
-            moved = os.preadv(file, [buffer], number * PIECE)
-            if buffer[:] != content(seed, number):
-                print(f"{device}: wrong bytes in MiB {number}", file=sys.stderr)
-                return 1
+        buffer[:] = content(seed, number) if verb == "write" else bytes(PIECE)
+        move = os.pwritev if verb == "write" else os.preadv
+        moved = move(file, [buffer], number * PIECE)
         if moved != PIECE:
-            print(f"{device}: {verb} moved {moved} bytes", file=sys.stderr)
+            print(f"{device}: {verb} moved {moved} bytes of MiB {number}", file=sys.stderr)
+            return 1
+        if buffer[:] != content(seed, number):
+            print(f"{device}: wrong bytes in MiB {number}", file=sys.stderr)
             return 1
     return 0
 
