@@ -40,21 +40,8 @@ def export(guest: Guest, nqn: str, device: str, *transports: str, key: str = "",
 def connect(guest: Guest, target: Guest, nqn: str, transport: str, *options: str) -> str:
     """Connect to what `target` exports, and return the block device that appears."""
     guest.run("modprobe", f"nvme-{transport}")
-    guest.run(
-        *(
-            "nvme",
-            "connect",
-            "-t",
-            transport,
-            "-a",
-            target.address,
-            "-s",
-            str(PORTS[transport]),
-            "-n",
-            nqn,
-            *options,
-        )
-    )
+    address = ("-a", target.address, "-s", str(PORTS[transport]))
+    guest.run("nvme", "connect", "-t", transport, *address, "-n", nqn, PATIENT, *options)
     return guest.run("bash", "-c", _NAMESPACE, env={"NQN": nqn}).stdout.strip()
 
 
