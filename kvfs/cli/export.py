@@ -95,7 +95,6 @@ class AddOptions(PartOptions):
 
 file_option = click.option(
     "--file",
-    "-f",
     type=click.Path(dir_okay=False, path_type=Path),
     default=DEFAULT_FILE,
     show_default=True,

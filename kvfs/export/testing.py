@@ -134,7 +134,8 @@ class FakeTarget(Target):
             case ("ports", _, name):
                 _require(not self.names(str(path.parent / "subsystems")), errno.EACCES)
                 _require(name != "addr_trtype" or value in ("tcp", "rdma", "fc", "loop"), errno.EINVAL)
-        path.write_text(value + "\n")
+        padding = _MOST["attr_serial"] if path.name == "attr_serial" else 0
+        path.write_text(value.ljust(padding) + "\n")
 
     def _check_subsystem(self, path: Path, name: str, value: str) -> None:
         if name == "attr_allow_any_host":
