@@ -14,7 +14,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from scripts.lib.lab.wire import ABSENT, EXIT, HELLO, PORT, RUN, SIGNAL, STDERR, STDOUT, Frame, encode, receive
+from scripts.lib.lab.wire import (
+    ABSENT,
+    EXIT,
+    HELLO,
+    PORT,
+    RUN,
+    SIGNAL,
+    STDERR,
+    STDOUT,
+    Frame,
+    encode,
+    receive,
+)
 
 PIECE = 1 << 16
 """Most bytes of output in a frame."""
@@ -106,7 +118,9 @@ def _file_with(text: bytes) -> IO[bytes]:
 
 
 def main() -> None:
-    name = next(f.parent.name for f in Path("/sys/class/virtio-ports").glob("*/name") if f.read_text().strip() == PORT)
+    name = next(
+        f.parent.name for f in Path("/sys/class/virtio-ports").glob("*/name") if f.read_text().strip() == PORT
+    )
     Agent(os.open(f"/dev/{name}", os.O_RDWR | os.O_CLOEXEC)).serve()
 
 

@@ -10,6 +10,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 
@@ -19,6 +20,7 @@ from scripts.lib.lab.wire import ABSENT, EXIT, HELLO, RUN, SIGNAL, STDERR, STDOU
 COMMAND_SECONDS = 120.0
 """How long a command may take if nothing else is said: everything is ten times slower under emulation."""
 _SEND_SECONDS = 60
+_LOOK_SECONDS = 0.2
 _KILLED_SECONDS = 30
 _LINES = 40
 """Most lines of each output in a message."""
@@ -146,8 +148,7 @@ class Channel:
     """The line to one boot of a guest. Its thread ends with the guest, or when it is closed."""
 
     def __init__(self, line: socket.socket) -> None:
-        self.up = threading.Event()
-        """Set when the agent has said hello."""
+        self._up = threading.Event()
         self._line = line
         # A guest that has stopped listening must not stop the lab. Receiving may take as long as it likes.
         line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_SECONDS, 0))
@@ -159,13 +160,33 @@ class Channel:
         self._thread = threading.Thread(target=self._listen, name="lab channel", daemon=True)
         self._thread.start()
 
+    def wait_up(self, signs: Callable[[], object], stall: float, limit: float) -> str | None:
+        """Wait until the agent has said hello; returns None, or why that is not to be expected any more.
+
+        `signs` returns a value that changes with each sign of life. There is nothing more to expect after `stall`
+        seconds without one, after `limit` seconds, or when the line is dead.
+        """
+        begun = last_sign = time.monotonic()
+        before = signs()
+        while not self._up.wait(_LOOK_SECONDS):
+            now = time.monotonic()
+            if before != (before := signs()):
+                last_sign = now
+            if not self._thread.is_alive():
+                return "it ended"
+            if now - last_sign > stall:
+                return f"no sign of life for {stall:.0f} s"
+            if now - begun > limit:
+                return f"not up after {limit:.0f} s"
+        return None
+
     def start(self, argv: Sequence[str], env: Mapping[str, str], stdin: bytes, tee: Tee | None) -> Command:
         """Start a command.
 
         :raises GuestGone:
         """
-        command = Command(self, next(self._numbers), tuple(argv), tee)
-        number = command._number  # noqa: SLF001 (its maker)
+        number = next(self._numbers)
+        command = Command(self, number, tuple(argv), tee)
         with self._state:
             if self._gone:
                 raise GuestGone(f"no guest to run {shlex.join(argv)} in")
@@ -186,17 +207,15 @@ class Channel:
 
     def close(self) -> None:
         """Hang up, and wait for the thread."""
-        try:
+        with suppress(OSError):  # the guest has hung up already
             self._line.shutdown(socket.SHUT_RDWR)
-        except OSError:  # the guest has hung up already
-            pass
         self._thread.join()
         self._line.close()
 
     def _listen(self) -> None:
         while frame := self._receive():
             if frame.kind == HELLO:
-                self.up.set()
+                self._up.set()
                 continue
             command = self._commands[frame.command]
             if frame.kind in (EXIT, ABSENT):
@@ -212,27 +231,6 @@ class Channel:
             return receive(self._line.recv)
         except OSError:  # reset, when QEMU is killed with bytes unread
             return None
-
-
-def wait_for_hello(channel: Channel, alive: Callable[[], object], stall: float, limit: float) -> str | None:
-    """Wait until the agent has said hello. Returns why that is not to be expected any more, or None.
-
-    `alive` returns a value that changes with each sign of life; after `stall` seconds without one, or `limit` in
-    all, or when the line is dead, there is no more to expect.
-    """
-    begun = last_sign = time.monotonic()
-    sign = alive()
-    while not channel.up.wait(0.25):
-        now = time.monotonic()
-        if sign != (sign := alive()):
-            last_sign = now
-        if not channel._thread.is_alive():  # noqa: SLF001
-            return "it ended"
-        if now - last_sign > stall:
-            return f"no sign of life for {stall:.0f} s"
-        if now - begun > limit:
-            return f"not up after {limit:.0f} s"
-    return None
 
 
 def _ends(output: bytes | bytearray, errors: bytes | bytearray) -> str:

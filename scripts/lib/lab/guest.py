@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import IO
 
-from scripts.lib.lab.channel import COMMAND_SECONDS, Channel, Command, Finished, Tee, wait_for_hello
+from scripts.lib.lab.channel import COMMAND_SECONDS, Channel, Command, Finished, Tee
 from scripts.lib.lab.errors import BootFailed, GuestGone
 from scripts.lib.lab.hub import Hub
 from scripts.lib.lab.image import Image
@@ -36,7 +36,9 @@ class Guest:
     Its root file system is fresh at each boot, and /tmp is in memory; its disks and drives last as long as the lab.
     """
 
-    def __init__(self, image: Image, hub: Hub, name: str, hardware: Hardware, hosts: Callable[[], Mapping[str, str]]):
+    def __init__(
+        self, image: Image, hub: Hub, name: str, hardware: Hardware, hosts: Callable[[], Mapping[str, str]]
+    ) -> None:
         self.name = name
         """Also its host name, and $KVFS_LAB_HOST in its commands."""
         self._image = image
@@ -93,8 +95,7 @@ class Guest:
         for attempt in range(1, ATTEMPTS + 1):
             assert self._machine
             assert self._channel
-            machine = self._machine
-            why = wait_for_hello(self._channel, lambda m=machine: m.console_size, STALL_SECONDS, BOOT_SECONDS)
+            why = self._channel.wait_up(self._machine.console_size, STALL_SECONDS, BOOT_SECONDS)
             if why is None:
                 return
             console = "\n".join(self.console.splitlines()[-_CONSOLE_LINES:])

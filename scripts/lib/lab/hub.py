@@ -38,7 +38,9 @@ class Hub:
         ours, its = socket.socketpair()
         port = _Port(ours)
         self._ports[name] = port
-        port.thread = threading.Thread(target=self._forward, args=(name, port), name=f"hub {name}", daemon=True)
+        port.thread = threading.Thread(
+            target=self._forward, args=(name, port), name=f"hub {name}", daemon=True
+        )
         port.thread.start()
         return its
 

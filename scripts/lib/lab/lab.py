@@ -1,11 +1,11 @@
 """The lab: guests and the network between them, for the length of a `with`.
 
-    with Lab() as lab:
-        storage = lab.guest("storage", drives={"n0": 1 << 30})
-        gpu = lab.guest("gpu", disks={"state": 1 << 28})
-        lab.boot(storage, gpu)
-        gpu.run("ping", "-c", "1", "storage")
-        storage.kill()
+with Lab() as lab:
+    storage = lab.guest("storage", drives={"n0": 1 << 30})
+    gpu = lab.guest("gpu", disks={"state": 1 << 28})
+    lab.boot(storage, gpu)
+    gpu.run("ping", "-c", "1", "storage")
+    storage.kill()
 """
 
 from __future__ import annotations

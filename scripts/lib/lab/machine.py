@@ -22,7 +22,13 @@ QEMU = "qemu-system-x86_64"
 _END_SECONDS = 30
 _KERNEL_OPTIONS = (
     *("console=ttyS0", "quiet", "panic=-1"),
-    *("mitigations=off", "nokaslr", "tsc=reliable", "nowatchdog", "edd=off"),  # each saves time under emulation
+    *(
+        "mitigations=off",
+        "nokaslr",
+        "tsc=reliable",
+        "nowatchdog",
+        "edd=off",
+    ),  # each saves time under emulation
 )
 
 
@@ -76,12 +82,14 @@ class Machine:
     @property
     def console(self) -> str:
         """All that the machine printed to its serial console so far, and QEMU to its stderr."""
-        size = os.fstat(self._console.fileno()).st_size
-        return os.pread(self._console.fileno(), size, 0).decode(errors="replace").replace("\r", "")
+        return (
+            os.pread(self._console.fileno(), self.console_size(), 0)
+            .decode(errors="replace")
+            .replace("\r", "")
+        )
 
-    @property
     def console_size(self) -> int:
-        """Bytes."""
+        """Bytes that were printed there so far."""
         return os.fstat(self._console.fileno()).st_size
 
     def kill(self) -> None:
@@ -127,7 +135,10 @@ def _lines(port: int, cable: int, number: int) -> list[str]:
         *("-chardev", f"socket,id=port,fd={port}", "-device", "virtio-serial-pci"),
         *("-device", f"virtserialport,chardev=port,name={PORT}"),
         *("-netdev", f"stream,id=net,server=off,addr.type=fd,addr.str={cable}"),
-        *("-device", f"virtio-net-pci,netdev=net,mac=52:54:00:00:00:{number:02x},rx_queue_size=1024,romfile="),
+        *(
+            "-device",
+            f"virtio-net-pci,netdev=net,mac=52:54:00:00:00:{number:02x},rx_queue_size=1024,romfile=",
+        ),
     ]
 
 

@@ -22,7 +22,9 @@ def mirror() -> str | None:
     if system["ID"] != "debian":
         return None
     release = system.get("VERSION_CODENAME", "")
-    found = _output("apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", f"Release: {release}")
+    found = _output(
+        "apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", f"Release: {release}"
+    )
     return next(iter(found), None)
 
 
@@ -34,7 +36,9 @@ def source(suite: str) -> list[str]:
 
 def apt_options() -> str:
     """This machine's settings for fetching packages, in the syntax of apt.conf."""
-    return "".join(f"{line}\n" for line in _output("apt-config", "dump", "Acquire") if line.startswith(_PASSED_ON))
+    return "".join(
+        f"{line}\n" for line in _output("apt-config", "dump", "Acquire") if line.startswith(_PASSED_ON)
+    )
 
 
 def _output(*command: str) -> list[str]:

@@ -40,7 +40,12 @@ MODULES = (
     "crc32_generic",  # rxe asks the kernel's crypto layer for crc32 by name, and fails with ENOENT without it
     *("nvme", "nvme_core", "nvme_fabrics", "nvme_tcp", "nvme_rdma", "nvme_auth", "nvme_keyring"),
     *("nvmet", "nvmet_tcp", "nvmet_rdma", "nvme_loop"),
-    *("dh_generic", "hmac", "sha256_generic", "sha512_generic"),  # NVMe authentication asks for them by name, too
+    *(
+        "dh_generic",
+        "hmac",
+        "sha256_generic",
+        "sha512_generic",
+    ),  # NVMe authentication asks for them by name, too
     *("brd", "null_blk", "ublk_drv", "dm_mod", "dm_delay", "dm_flakey", "dm_snapshot", "sch_netem"),
 )
 """What can be loaded in a guest, with what it depends on; all others are left out."""
