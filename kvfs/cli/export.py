@@ -100,7 +100,17 @@ file_option = click.option(
     show_default=True,
     help="Where the exports are remembered.",
 )
-nqn_argument = click.argument("nqn", metavar="NQN", type=Nqn())
+
+
+def _complete_nqn(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    try:
+        known = load_exports(context.params.get("file") or DEFAULT_FILE).exports
+    except ConfigError:
+        return []
+    return [nqn for nqn in known if nqn.startswith(incomplete)]
+
+
+nqn_argument = click.argument("nqn", metavar="NQN", type=Nqn(), shell_complete=_complete_nqn)
 device_arguments = click.argument(
     "devices", metavar="[DEVICE...]", nargs=-1, type=click.Path(path_type=Path, readable=False)
 )

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kvfs.mountpoint import parse_mountinfo
+from kvfs.mountpoint import parse_mountinfo, unescaped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,8 +97,11 @@ def _family(folder: Path) -> Iterator[Path]:
 
 
 def _swaps(root: Path) -> list[str]:
-    lines = _text(root / "proc/swaps").splitlines()[1:]
-    return [os.path.realpath(line.split()[0].encode().decode("unicode_escape")) for line in lines]
+    try:
+        lines = (root / "proc/swaps").read_bytes().splitlines()[1:]
+    except FileNotFoundError:  # a kernel without swap
+        return []
+    return [os.path.realpath(unescaped(line.split()[0])) for line in lines]
 
 
 def _text(path: Path) -> str:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from uuid import UUID
 
 import click
 import pytest
@@ -16,6 +17,10 @@ from click.shell_completion import BashComplete, FishComplete, ShellComplete, Zs
 from kvfs.cli.exit_codes import EXIT_CODES
 from kvfs.cli.main import cli
 from kvfs.cli.manual import main, pages
+from kvfs.export.document import save_exports
+from kvfs.export.model import Export, Exports, Namespace, Port
+from tests.kvfs.conftest import Kvfs
+from tests.kvfs.exporting import HOT
 from tests.test_project import ROOT, commands
 
 UNITS = sorted((ROOT / "systemd").glob("*.service"))
@@ -103,6 +108,22 @@ def test_commands_options_and_values_are_completed() -> None:
     assert completed("pool", "s") == ["status", "scrub"]
     assert completed("export", "add", "--al") == ["--allow-any-host"]
     assert completed("pool", "create", "hot", "--durability", "f") == ["flush"]
+
+
+def test_names_of_pools_and_exports_are_completed(kvfs: Kvfs) -> None:
+    kvfs.make_pool("hot")
+    kvfs.make_pool("cold")
+    where = ("--state-dir", str(kvfs.state.root))
+    assert completed(*where, "pool", "status", "") == ["cold", "hot"]
+    assert completed(*where, "pool", "destroy", "h") == ["hot"]
+    assert completed("--state-dir", "/nowhere", "pool", "status", "") == []
+    file = kvfs.folder / "exports.yaml"
+    one = Export(HOT, "s", {1: Namespace(Path("/d"), UUID(int=1), UUID(int=2))}, (Port("tcp", "192.0.2.1"),))
+    save_exports(file, Exports({HOT: one}))
+    assert completed("export", "remove", "--file", str(file), "nqn.2026") == [HOT]
+    assert completed("export", "show", "--file", str(file), "nqn.2027") == []
+    file.write_text("nonsense: 1\n")
+    assert completed("export", "show", "--file", str(file), "") == []
 
 
 @pytest.mark.parametrize("shell", [BashComplete, ZshComplete, FishComplete], ids=lambda shell: shell.name)
