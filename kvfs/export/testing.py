@@ -40,6 +40,7 @@ _AUTHENTICATION: Final = {
     "dhchap_hash": "hmac(sha256)",
     "dhchap_dhgroup": "null",
 }
+_IDENTITY: Final = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _MOST: Final = {"attr_serial": 20, "attr_model": 40}
 """Characters of attributes."""
 
@@ -114,16 +115,17 @@ class FakeTarget(Target):
         raise OSError(errno.EPERM, os.strerror(errno.EPERM), str(path))
 
     def _remove(self, path: Path) -> None:
+        _require(path.is_dir(), errno.ENOENT)
+        _require(all(link.resolve() != path.resolve() for link in self._links()), errno.EBUSY)
         for folder in ("namespaces", "allowed_hosts", "subsystems", "referrals"):
             _require(not self.names(str(path / folder)), errno.ENOTEMPTY)
-        _require(all(link.resolve() != path.resolve() for link in self._links()), errno.EBUSY)
         for folder, _, files in os.walk(path, topdown=False):
             for name in files:
                 (Path(folder) / name).unlink()
             Path(folder).rmdir()
 
     def _write(self, path: Path, value: str) -> None:
-        _require(path.is_file(), errno.EACCES)  # configfs lets nobody create a file
+        _require(path.is_file(), errno.ENOENT)
         match path.relative_to(self.root).parts:
             case ("hosts", _, "dhchap_key" | "dhchap_ctrl_key"):
                 _require(re.match(r"DHHC-1:0[0-3]:", value) is not None, errno.EINVAL)
@@ -150,13 +152,14 @@ class FakeTarget(Target):
         enabled = _value(folder / "enable") == "1"
         match name:
             case "enable":
+                _require(value in ("0", "1"), errno.EINVAL)
                 if value == "1" and not enabled:
                     self._open(folder)
             case "buffered_io":
                 _require(not enabled, errno.EINVAL)
             case "device_uuid" | "device_nguid":
                 _require(not enabled, errno.EBUSY)
-                uuid.UUID(value)
+                _require(_IDENTITY.fullmatch(value) is not None, errno.EINVAL)
             case _:
                 _require(not enabled, errno.EBUSY)
                 _require(bool(value), errno.EINVAL)
@@ -164,6 +167,7 @@ class FakeTarget(Target):
     @staticmethod
     def _open(folder: Path) -> None:
         path = _value(folder / "device_path")
+        _require(path != "(null)", errno.EINVAL)
         direct = 0 if _value(folder / "buffered_io") == "1" or Path(path).is_block_device() else os.O_DIRECT
         os.close(os.open(path, os.O_RDWR | direct))
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import tempfile
+from collections import Counter
 from pathlib import Path
 from uuid import UUID
 
@@ -27,6 +29,7 @@ from kvfs.export.model import (
 from kvfs.export.testing import FakeTarget
 from kvfs.export.tree import Facts, HostNode, Tree, difference, target
 from tests.kvfs.exporting import COLD, GPU1, GPU2, HOT, secret
+from tests.kvfs.target_conformance import ADDRESS, answers
 
 ADDRESSES = ("127.0.0.1", "192.0.2.1", "2001:db8::1")
 
@@ -94,6 +97,25 @@ def test_every_step_from_any_exports_to_any_others_is_one_that_the_kernel_accept
         for step in difference(last, target(last, before, Exports(), {HOT, COLD}, Facts())):
             fake.do(step)
         assert read_tree(fake) == empty
+
+
+def test_the_fake_refuses_what_the_kernel_does(tmp_path: Path) -> None:
+    """Each answer is the kernel's: tests/lab asks it."""
+    (tmp_path / "device").write_bytes(bytes(4096))
+    fake = FakeTarget(tmp_path / "nvmet", (ADDRESS,))
+    endings = Counter(answer.rpartition(": ")[2] for answer in answers(fake, tmp_path / "device"))
+    assert {name: count for name, count in endings.items() if name in errno.errorcode.values()} == {
+        "EACCES": 1,
+        "EADDRINUSE": 2,
+        "EADDRNOTAVAIL": 2,
+        "EBUSY": 5,
+        "EEXIST": 2,
+        "EINVAL": 19,
+        "ENOENT": 3,
+        "ENOTEMPTY": 3,
+        "EPERM": 1,
+    }
+    assert read_tree(fake) == Tree()
 
 
 def test_a_subsystem_is_whole_and_guarded_before_a_port_offers_it() -> None:
