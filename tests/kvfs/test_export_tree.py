@@ -66,7 +66,7 @@ def exports(draw: st.DrawFn, folder: Path) -> tuple[Exports, Facts]:
     )
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.data())
 def test_every_step_from_any_exports_to_any_others_is_one_that_the_kernel_accepts(
     data: st.DataObject,
