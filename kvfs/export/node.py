@@ -1,7 +1,8 @@
 """Exports of this node: the file that remembers them and the kernel's target, changed together or not at all.
 
-The file is written first. So whatever stops a change half-way, the next one, or `restore`, knows what is ours and
-completes it. What fails without being killed is undone in both.
+What is added is written to the file before the kernel hears of it, and what is removed after it is gone from there. So the
+file always knows what is ours, and a change that was killed half-way is completed by saying it again. What fails without
+being killed is undone in both.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from kvfs.export.tree import Facts, HostNode, Step, Tree, difference, target
 from kvfs.state import write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from kvfs.export.model import Export, Namespace, Port
     from kvfs.state import StateDirectory
@@ -70,12 +71,13 @@ async def add(
             await devices.refuse_contents(one, node.state, force=force)
         new = [new_namespace(nqn, one.path, one.wwid) for one in found]
         after = with_parts(before, nqn, replace(parts, devices=new))
-        facts = _facts(after, nqn)
+        wanted = target(seen, before, after, {nqn}, _facts(after, nqn))
         if dry_run:
-            return difference(seen, target(seen, before, after, {nqn}, facts))
+            return difference(seen, wanted)
         for one in found:
             await devices.allocate(one)
-        return _change(node, before, after, {nqn}, facts)
+        with _saved(node.file, before, after):
+            return _change(node.target, seen, wanted)
 
 
 def remove(node: Node, nqn: str, paths: Sequence[Path], parts: Parts, *, dry_run: bool) -> list[Step]:
@@ -91,11 +93,15 @@ def remove(node: Node, nqn: str, paths: Sequence[Path], parts: Parts, *, dry_run
         else:
             after = without(before, nqn)
         seen = read_tree(node.target)
-        nqns = {nqn} & seen.subsystems.keys()  # what is down stays down
-        facts = _facts_of(seen, after, *nqns)
+        stays_down = nqn in after.exports and nqn not in seen.subsystems
+        nqns = set() if stays_down else {nqn}
+        wanted = target(seen, before, after, nqns, _facts_of(seen, after, *nqns))
         if dry_run:
-            return difference(seen, target(seen, before, after, nqns, facts))
-        return _change(node, before, after, nqns, facts)
+            return difference(seen, wanted)
+        with _undone(node.target, seen):
+            steps = _change(node.target, seen, wanted)
+            save_exports(node.file, after)
+            return steps
 
 
 def _refuse_foreign(nqn: str, ours: Exports, seen: Tree) -> None:
@@ -144,7 +150,9 @@ def _facts_of(seen: Tree, exports: Exports, *nqns: str) -> Facts:
     """The same as the kernel has it, as far as it has it: what is taken away needs no files of what stays."""
     chosen = [exports.exports[nqn] for nqn in nqns if nqn in exports.exports]
     hosts = {host for export in chosen for host in export.hosts if host in exports.keys}
-    there = [one for nqn in nqns for one in seen.subsystems[nqn].namespaces.values()]
+    there = [
+        one for nqn in nqns if nqn in seen.subsystems for one in seen.subsystems[nqn].namespaces.values()
+    ]
     return Facts(
         {Path(one.device_path) for one in there if one.buffered_io},
         {host: seen.hosts[host] if host in seen.hosts else _keys(exports, host) for host in hosts},
@@ -155,14 +163,6 @@ def _keys(exports: Exports, host: str) -> HostNode:
     files = exports.keys[host]
     controller = None if files.controller_key_file is None else read_key(files.controller_key_file)
     return HostNode(read_key(files.key_file), controller)
-
-
-def _change(node: Node, before: Exports, after: Exports, nqns: Collection[str], facts: Facts) -> list[Step]:
-    seen = read_tree(node.target)
-    steps = difference(seen, target(seen, before, after, nqns, facts))
-    with _saved(node.file, before, after):
-        _apply(node.target, steps, seen)
-    return steps
 
 
 @contextmanager
@@ -183,17 +183,11 @@ def _saved(file: Path, before: Exports, after: Exports) -> Iterator[None]:
         raise
 
 
-def _apply(kernel: Target, steps: Sequence[Step], seen: Tree) -> None:
-    """Do the steps, or leave the tree as it was seen.
-
-    :raises ExportError, MissingDevice: the kernel refused one
-    """
+@contextmanager
+def _undone(kernel: Target, seen: Tree) -> Iterator[None]:
+    """Where what is done meanwhile fails, the tree becomes again what was seen."""
     try:
-        for step in steps:
-            try:
-                kernel.do(step)
-            except OSError as error:
-                raise refusal(kernel, step, error) from error
+        yield
     except BaseException:
         for step in difference(read_tree(kernel), seen, cut_connections=False):
             try:
@@ -201,6 +195,21 @@ def _apply(kernel: Target, steps: Sequence[Step], seen: Tree) -> None:
             except OSError as error:
                 log.error("could not undo: %s %s: %s", step.action.value, step.path, error.strerror)
         raise
+
+
+def _change(kernel: Target, seen: Tree, wanted: Tree) -> list[Step]:
+    """Do the steps from one tree to the other, or leave it as it was seen. Returns them.
+
+    :raises ExportError, MissingDevice: the kernel refused one
+    """
+    steps = difference(seen, wanted)
+    with _undone(kernel, seen):
+        for step in steps:
+            try:
+                kernel.do(step)
+            except OSError as error:
+                raise refusal(kernel, step, error) from error
+    return steps
 
 
 # ── after a reboot ───────────────────────────────────────────────────────────────────────────────────────────
@@ -274,7 +283,7 @@ def _put(node: Node, exports: Exports, export: Export, facts: Facts) -> list[Fai
     seen = read_tree(node.target)
     after = replace(exports, exports={**exports.exports, export.nqn: export})
     try:
-        _apply(node.target, difference(seen, target(seen, exports, after, {export.nqn}, facts)), seen)
+        _change(node.target, seen, target(seen, exports, after, {export.nqn}, facts))
     except (KvfsError, BlockError, OSError) as error:
         return [Failure(export.nqn, error)]
     return []
@@ -298,11 +307,7 @@ def stop(node: Node) -> None:
     with node.target.alone():
         exports = load_exports(node.file)
         seen = read_tree(node.target)
-        _apply(
-            node.target,
-            difference(seen, target(seen, exports, Exports(), set(exports.exports), Facts())),
-            seen,
-        )
+        _change(node.target, seen, target(seen, exports, Exports(), set(exports.exports), Facts()))
 
 
 # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -11,12 +11,9 @@ import os
 import re
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from kvfs.export.configfs import Target
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _DISCOVERY: Final = "nqn.2014-08.org.nvmexpress.discovery"
 _SUBSYSTEM: Final = {"attr_allow_any_host": "0", "attr_serial": "0" * 16, "attr_model": "Linux"}
@@ -202,9 +199,8 @@ class FakeTarget(Target):
             case ("ports", number, "subsystems", nqn):
                 self.connections = [one for one in self.connections if (one.port, one.nqn) != (number, nqn)]
 
-    def _links(self) -> Iterator[Path]:
-        for pattern in ("ports/*/subsystems/*", "subsystems/*/allowed_hosts/*"):
-            yield from self.root.glob(pattern)
+    def _links(self) -> list[Path]:
+        return [*self.root.glob("ports/*/subsystems/*"), *self.root.glob("subsystems/*/allowed_hosts/*")]
 
 
 def _value(path: Path) -> str:

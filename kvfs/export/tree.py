@@ -116,7 +116,7 @@ def target(seen: Tree, before: Exports, after: Exports, nqns: Collection[str], f
     subsystems = {nqn: node for nqn, node in seen.subsystems.items() if nqn not in nqns}
     wanted = [after.exports[nqn] for nqn in nqns if nqn in after.exports]
     subsystems |= {export.nqn: _subsystem(export, facts) for export in wanted}
-    return Tree(_hosts(seen, before, subsystems, nqns, facts), subsystems, _ports(seen, wanted, nqns))
+    return Tree(_hosts(seen, before, subsystems, nqns, facts), subsystems, _ports(seen, before, wanted, nqns))
 
 
 def _subsystem(export: Export, facts: Facts) -> SubsystemNode:
@@ -152,11 +152,14 @@ def _used_by_others(seen: Tree, host: str, nqns: Collection[str]) -> bool:
     return any(host in node.hosts for nqn, node in seen.subsystems.items() if nqn not in nqns)
 
 
-def _ports(seen: Tree, wanted: list[Export], nqns: Collection[str]) -> dict[int, PortNode]:
+def _ports(seen: Tree, before: Exports, wanted: list[Export], nqns: Collection[str]) -> dict[int, PortNode]:
+    ours = [port for nqn in nqns if nqn in before.exports for port in before.exports[nqn].ports]
     ports = {}
     for number, node in seen.ports.items():
         links = node.links - set(nqns)
-        if links or not node.links:  # a port that only we used goes
+        # One that only we used goes, and what a change that was killed has left of one.
+        was_ours = bool(node.links) or not node.address or any(map(node.is_at, ours))
+        if links or not was_ours:
             ports[number] = replace(node, links=links)
     for export in wanted:
         for port in export.ports:
@@ -260,10 +263,15 @@ def _links_on(seen: Tree, wanted: Tree, cut: set[str]) -> Iterator[Step]:
         folder = f"ports/{number}"
         if old is None:
             yield Step(Action.MAKE, folder)
-            yield Step(Action.WRITE, f"{folder}/addr_trtype", node.transport)
-            yield Step(Action.WRITE, f"{folder}/addr_adrfam", node.family)
-            yield Step(Action.WRITE, f"{folder}/addr_traddr", node.address)
-            yield Step(Action.WRITE, f"{folder}/addr_trsvcid", node.service)
+            values = {
+                "addr_trtype": node.transport,
+                "addr_adrfam": node.family,
+                "addr_traddr": node.address,
+                "addr_trsvcid": node.service,
+            }
+            yield from (
+                Step(Action.WRITE, f"{folder}/{name}", value) for name, value in values.items() if value
+            )
         for nqn in sorted(node.links):
             if old is None or nqn not in old.links or nqn in cut:
                 yield Step(Action.LINK, f"{folder}/subsystems/{nqn}", f"subsystems/{nqn}")

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import uuid
 from pathlib import Path
 
@@ -13,6 +16,7 @@ from tests.blockdev.block_devices import loop_device
 from tests.conftest import ExpectLog
 from tests.kvfs.conftest import Kvfs
 from tests.kvfs.exporting import COLD, GPU1, GPU2, HOT, SIZE, Storage, secret
+from tests.test_project import ROOT
 
 
 @pytest.fixture
@@ -394,14 +398,63 @@ def test_another_drive_in_its_place_is_not_exported(node: Storage, monkeypatch: 
     assert node.state() == "down"
 
 
-def test_a_change_that_was_killed_is_completed(node: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    killed = node.kvfs.folder / "killed.yaml"
+KILLED = """
+import itertools, os, signal, sys
+from pathlib import Path
+import kvfs.cli.export
+from kvfs.cli.main import main
+from kvfs.export.testing import FakeTarget
+
+class Mortal(FakeTarget):
+    steps = itertools.count()
+
+    def do(self, step):
+        if next(self.steps) == int(sys.argv[2]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().do(step)
+
+target = Mortal(Path(sys.argv[1]))
+kvfs.cli.export.find_target = lambda **how: target
+sys.exit(main(sys.argv[3:]))
+"""
+
+
+def killed(node: Storage, after: int, *command: str | Path) -> None:
+    """Run a command that is killed after so many of its steps."""
+    arguments = (node.target.root, str(after), "export", *command, "--file", node.file)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, *arguments],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "KVFS_STATE_DIR": str(node.kvfs.state.root)},
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("steps", [0, 4, 13])
+def test_a_change_that_was_killed_is_completed_by_saying_it_again(node: Storage, steps: int) -> None:
+    empty = node.tree()
+    add = ("add", HOT, node.device("d1"), "--port", "tcp:127.0.0.1", "--host", GPU1)
+    killed(node, steps, *add)
+    assert node.state() == ("partial" if steps else "down")
+    node.ok(*add)
+    assert node.state() == "live"
+    killed(node, min(steps, 6), "remove", HOT)
+    node.ok("remove", HOT)
+    assert node.tree() == empty
+    assert node.ok("list", "-H").out == ""
+
+
+def test_a_removal_that_cannot_be_remembered_is_undone(
+    node: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node.add()
-    killed.write_text(node.file.read_text())
-    node.reboot()
-    node.target._make(node.target.root / "subsystems" / HOT)  # as far as it came
-    assert node.state() == "partial"
-    node.add()
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device", str(node.file))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("kvfs.export.node.save_exports", refuse)
+        node.fails(3, "No space left", "remove", HOT)
     assert node.state() == "live"
 
 
