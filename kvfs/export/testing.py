@@ -169,12 +169,13 @@ class FakeTarget(Target):
         os.close(os.open(path, os.O_RDWR | direct))
 
     def _link(self, path: Path, to: Path) -> None:
+        _require(to.is_dir(), errno.ENOENT)
         match path.relative_to(self.root).parts:
             case ("subsystems", nqn, "allowed_hosts", _):
-                _require(to.parent == self.root / "hosts" and to.is_dir(), errno.EINVAL)
+                _require(to.parent == self.root / "hosts", errno.EINVAL)
                 _require(_value(self.root / "subsystems" / nqn / "attr_allow_any_host") == "0", errno.EINVAL)
             case ("ports", _, "subsystems", _):
-                _require(to.parent == self.root / "subsystems" and to.is_dir(), errno.EINVAL)
+                _require(to.parent == self.root / "subsystems", errno.EINVAL)
                 if not self.names(str(path.parent)):
                     self._listen(path.parent.parent)
             case _:

@@ -110,8 +110,8 @@ def test_the_fake_refuses_what_the_kernel_does(tmp_path: Path) -> None:
         "EADDRNOTAVAIL": 2,
         "EBUSY": 5,
         "EEXIST": 2,
-        "EINVAL": 19,
-        "ENOENT": 3,
+        "EINVAL": 18,
+        "ENOENT": 4,
         "ENOTEMPTY": 3,
         "EPERM": 1,
     }

@@ -203,7 +203,6 @@ def test_what_cannot_be_exported_is_refused_and_undone(pair: Pair, node: Node, h
     address = pair.storage.address
     add = (NQN, "/dev/lab/d0", "--host", host, "--port")
     node.refused(86, "not an address of this node", *add, "tcp:192.0.2.77")
-    node.refused(86, "no RDMA device has this address|cannot", *add, "rdma:192.0.2.77")
     listening = pair.storage.popen("python3", "-c", _LISTEN)
     listening.wait_for("listening")
     node.refused(85, "something else listens there", *add, f"tcp:{address}")
@@ -220,7 +219,8 @@ def test_the_fake_target_answers_as_the_kernel_does(pair: Pair, node: Node, tmp_
     fake = FakeTarget(tmp_path / "nvmet", (ADDRESS,))
     (tmp_path / "device").write_bytes(bytes(4096))
     ours = [line.replace(str(tmp_path), STATE) for line in answers(fake, tmp_path / "device")]
-    assert ours == json.loads(printed)
+    differ = [both for both in zip(ours, json.loads(printed), strict=True) if both[0] != both[1]]
+    assert not differ, differ
 
 
 def blocks() -> list[str]:
