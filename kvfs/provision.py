@@ -109,7 +109,7 @@ async def plan(
     for path in _absolute(paths):
         device = await (_existing(path) if os.path.lexists(path) else _new_file(path, size))
         if device.holds is not None:
-            await _refuse_in_use(state, path)
+            await refuse_in_use(state, path)
             if not force:
                 raise ForeignSignature(
                     f"{path} is not empty, it holds: {device.holds}; take another device, or --force to overwrite it"
@@ -161,7 +161,7 @@ async def _existing(path: Path) -> PlannedDevice:
         return PlannedDevice(path, action, device.size, await foreign_signature(device))
 
 
-async def _refuse_in_use(state: StateDirectory, path: Path) -> None:
+async def refuse_in_use(state: StateDirectory, path: Path) -> None:
     """--force is no licence to pull a device from under a running mount.
 
     :raises PoolBusy:

@@ -15,7 +15,7 @@ from blockdev.errors import PoolBusy
 from kvfs import provision
 from kvfs.assemble import reading, writing
 from kvfs.cli.exit_codes import exit_code
-from kvfs.cli.options import ExtentSize, Group, PoolName, Size, styled
+from kvfs.cli.options import ExtentSize, Group, PoolName, Size, complete_pool, styled
 from kvfs.cli.render import Column, Row, Style, Unit, as_json, fields, message, progress, table, write
 from kvfs.cli.running import (
     IDLE,
@@ -71,6 +71,7 @@ DEVICE_COLUMNS = (
 PLAN_COLUMNS = (Column("action"), Column("size", Unit.BYTES), Column("path"), Column("holds"))
 DAMAGE_COLUMNS = (Column("path"), Column("size", Unit.BYTES), Column("dropped"), Column("reason"))
 
+name_argument = click.argument("name", shell_complete=complete_pool)
 device_arguments = click.argument(
     "devices", metavar="DEVICE...", nargs=-1, required=True, type=click.Path(path_type=Path, readable=False)
 )
@@ -220,7 +221,7 @@ def _with_mounts(row: Json) -> Json:
 
 
 @pool.command("status", short_help="Show a pool and its devices.")
-@click.argument("name")
+@name_argument
 @styled(DEVICE_COLUMNS)
 @click.pass_obj
 def status(state: StateDirectory, name: str, style: Style) -> None:
@@ -251,7 +252,7 @@ async def _read_status(folder: PoolFolder) -> Json:
 
 
 @pool.command("add", short_help="Add devices to a pool.")
-@click.argument("name")
+@name_argument
 @device_arguments
 @size_option
 @force_option
@@ -275,7 +276,7 @@ def add(
 
 
 @pool.command("scrub", short_help="Verify everything that a pool holds.")
-@click.argument("name")
+@name_argument
 @styled(DAMAGE_COLUMNS)
 @click.pass_obj
 def scrub(state: StateDirectory, name: str, style: Style) -> None:
@@ -319,7 +320,7 @@ async def _scrub(folder: PoolFolder, on_progress: Callable[[Json], None]) -> Jso
 
 
 @pool.command("take", short_help="Adopt a pool that is on its devices already.")
-@click.argument("name")
+@name_argument
 @click.argument("devices", metavar="[DEVICE...]", nargs=-1, type=click.Path(path_type=Path, readable=False))
 @click.option("--force", is_flag=True, help="Take it from another host, which must not use it any more.")
 @click.pass_obj
@@ -335,7 +336,7 @@ def take(state: StateDirectory, name: str, devices: tuple[Path, ...], force: boo
 
 
 @pool.command("destroy", short_help="Remove a pool and all that is in it.")
-@click.argument("name")
+@name_argument
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @click.option("--force", is_flag=True, help="Go on where a device is missing or cannot be erased.")
 @click.pass_obj
