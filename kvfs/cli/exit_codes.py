@@ -78,6 +78,14 @@ EXIT_CODES: dict[type[Exception], int] = {
     block.IsDirectory: 75,
     block.RecordTooLarge: 76,
     block.BadName: 77,
+    # targets over fabrics
+    block.FabricsError: 80,
+    block.NoNvmeCli: 81,
+    block.FabricsTimeout: 82,
+    block.TargetUnreachable: 83,
+    block.WrongTransport: 84,
+    block.HostRefused: 85,
+    block.KeyRefused: 86,
 }
 
 _BY_NAME = {error.__name__: code for error, code in EXIT_CODES.items()}

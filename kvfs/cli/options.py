@@ -86,6 +86,20 @@ class AddressType(ParameterType):
             self.fail(str(error), param, ctx)
 
 
+class Parsed(ParameterType):
+    """Whatever a function reads that raises ValueError, with a reason, for what it cannot."""
+
+    def __init__(self, name: str, parse: Callable[[str], object]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> object:  # noqa: ANN401 (click's)
+        try:
+            return self._parse(value) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object with exact numbers.")
 
 
