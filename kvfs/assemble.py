@@ -10,12 +10,21 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from blockdev.errors import BadSuperblock, DeviceError, DeviceMismatch, DeviceTimeout, PoolBusy, WrongDomain
+from blockdev.errors import (
+    BadSuperblock,
+    DeviceError,
+    DeviceMismatch,
+    DeviceTimeout,
+    FabricsError,
+    PoolBusy,
+    WrongDomain,
+)
 from blockdev.file_device import open_file_device
 from blockdev.lease import Leases, local_domain
 from blockdev.opening import OpenOptions, open_pool, read_superblock
 from blockdev.types import ROOT
 from kvfs.config import load_config
+from kvfs.devices import locate, settings_of
 from kvfs.errors import ConfigError, FramesError, MissingDevice
 from kvfs.frames import Arena, open_frames
 from kvfs.fuse.mount import MountOptions, serve
@@ -227,32 +236,40 @@ async def _pool(devices: Sequence[Device], folder: PoolFolder, options: OpenOpti
 
 @asynccontextmanager
 async def open_devices(config: Config, *, writable: bool, quiet: bool = False) -> AsyncIterator[list[Device]]:
-    """The devices that are there; a warning for each that is not, unless `quiet`.
+    """The devices that are there; a warning for each that is not, unless `quiet`. Targets are connected.
 
     :raises MissingDevice: none is
     :raises DeviceError: one is there and cannot be used
     """
     devices: list[Device] = []
+    absent: list[Exception] = []
     async with AsyncExitStack() as stack:
-        for path in config.devices:
-            device = await _open_device(path, config, writable=writable, quiet=quiet)
-            if device is not None:
+        for place in await locate(config.devices, settings_of(config)):
+            device = (
+                place
+                if isinstance(place, FabricsError)
+                else await _open_device(place, config, writable=writable)
+            )
+            if isinstance(device, Exception):
+                absent.append(device)
+            else:
                 stack.push_async_callback(device.aclose)
                 devices.append(device)
         if not devices:
             raise MissingDevice(
-                f"none of the devices of pool '{config.name}' is there: {', '.join(map(str, config.devices))}; "
+                f"none of the devices of pool '{config.name}' is there: {'; '.join(map(str, absent))}; "
                 "connect them, or correct 'devices' in the configuration"
             )
+        for error in () if quiet else absent:
+            log.warning("%s; the pool goes on without it", error)
         yield devices
 
 
-async def _open_device(path: Path, config: Config, *, writable: bool, quiet: bool) -> Device | None:
+async def _open_device(path: Path, config: Config, *, writable: bool) -> Device | DeviceError:
+    """The device, or why it is not there. :raises DeviceError: it is there and cannot be used"""
     try:
         return await open_file_device(path, writable=writable, io_timeout=config.io_timeout)
     except DeviceError as error:
         if not (error.errno in _ABSENT or isinstance(error, DeviceTimeout)):
             raise
-        if not quiet:
-            log.warning("%s; the pool goes on without it", error)
-        return None
+        return error

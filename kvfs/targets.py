@@ -7,6 +7,7 @@ is there already stays; what one call made and could not finish is taken away ag
 from __future__ import annotations
 
 import logging
+import os
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
@@ -80,7 +81,7 @@ async def reach(portal: Portal) -> None:
             await connection.connect((portal.address, int(portal.service)))
             return
     except OSError as error:
-        reason = error.strerror or str(error)
+        reason = os.strerror(error.errno) if error.errno else str(error)
     raise TargetUnreachable(
         f"{portal}: nothing answers: {reason}; see that the address and the port are the target's"
     )
@@ -278,6 +279,13 @@ class Fabric:
             for target in dict.fromkeys(name.target for name in wanted):
                 nursery.start_soon(attach_one, target, [name for name in wanted if name.target == target])
         return found
+
+    def find(self, name: NamespaceName) -> Path | FabricsError:
+        """The block device of a namespace, if its target is connected."""
+        namespace = self.sysfs.find(name)
+        if namespace is not None:
+            return self.sysfs.device(namespace)
+        return FabricsError(f"{name} is not connected: connect it with 'kvfs target connect {name.target}'")
 
     async def _connect_some(self, target: Target, settings: Settings) -> FabricsError | None:
         """Connect by as many ways as can be; the first error if there is none."""

@@ -176,25 +176,19 @@ def _show_commands(command: str, commands: Sequence[Sequence[str]], style: Style
 
 @target.command("disconnect", short_help="Disconnect from targets.")
 @click.argument("names", metavar="TARGET|NQN...", nargs=-1, required=True)
-@click.option(
-    "--force", is_flag=True, help="Also what a mounted pool uses: its objects are misses from then on."
-)
 @dry_run_option
 @styled(COMMAND_COLUMNS)
 @click.pass_obj
-def disconnect(
-    state: StateDirectory, names: tuple[str, ...], force: bool, dry_run: bool, style: Style
-) -> None:
+def disconnect(state: StateDirectory, names: tuple[str, ...], dry_run: bool, style: Style) -> None:
     """End all connections to each TARGET, given as a URI or by its NQN alone; nothing where there is none.
 
-    Refused for what a pool that is mounted uses, unless --force is given. -H, -p, -o and --json are for --dry-run.
+    Refused for what a pool uses that is mounted: it would connect again. -H, -p, -o and --json are for --dry-run.
     """
     fabric = targets.fabric()
     there = {subsystem.nqn: subsystem for subsystem in fabric.sysfs.subsystems()}
     nqns = [nqn for name in names if (nqn := _nqn(name)) in there]
-    if not force:
-        for nqn in nqns:
-            _refuse_in_use(state, there[nqn])
+    for nqn in nqns:
+        _refuse_in_use(state, there[nqn])
     if dry_run:
         _show_commands("target disconnect", [["disconnect", "-n", nqn] for nqn in nqns], style)
         return
@@ -220,7 +214,7 @@ def _refuse_in_use(state: StateDirectory, subsystem: Subsystem) -> None:
         used = {Path(str(device["path"])).name for device in ask(folder, "status")["devices"]}
         if used & names:
             raise PoolBusy(
-                f"{subsystem.nqn} is in use by pool '{folder.name}', which is mounted: unmount it, or say --force"
+                f"{subsystem.nqn} is in use by pool '{folder.name}', which is mounted: unmount it first"
             )
 
 
