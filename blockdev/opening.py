@@ -27,11 +27,9 @@ from blockdev.catalog import Catalog, Trust
 from blockdev.debts import Debts
 from blockdev.device import Device
 from blockdev.errors import (
-    BadSuperblock,
     BlockError,
     DeviceError,
     DeviceMismatch,
-    FormatError,
     NoSpace,
     Unavailable,
     WrongDomain,
@@ -42,9 +40,11 @@ from blockdev.memory import page_buffer
 from blockdev.pool import Parts, Pool
 from blockdev.reading import Reader
 from blockdev.recovery import Contradiction, Recovered, Recovery, fill_space
+from blockdev.returning import Returning
 from blockdev.room import Room, RoomOptions
 from blockdev.sources import Sources
 from blockdev.space import Space
+from blockdev.superblocks import read_superblock
 from blockdev.tasks import background
 from blockdev.types import (
     EXTENT_CLASSES,
@@ -111,24 +111,6 @@ class OpenOptions:
 
 
 # ── superblocks ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def read_superblock(device: Device) -> Superblock:
-    """The device's current superblock.
-
-    :raises BadSuperblock: not a kvfs device, or both pages are damaged
-    :raises UnknownVersion: written by a newer kvfs
-    :raises DeviceError:
-    """
-    if device.size < layout.superblock_offset(1) + PAGE:
-        raise BadSuperblock(f"{device.name} is too small to be a kvfs device")
-    pages = [page_buffer(PAGE), page_buffer(PAGE)]
-    for sequence, page in enumerate(pages):
-        await device.read_into(layout.superblock_offset(sequence), page)
-    try:
-        return layout.pick_superblock(pages)
-    except FormatError as error:
-        raise type(error)(f"{device.name}: {error}") from error
 
 
 async def _write_superblock(device: Device, superblock: Superblock) -> None:
@@ -339,6 +321,7 @@ class Opened:
     pool: Pool
     recovered: Recovered
     missing: tuple[DeviceNo, ...]
+    returning: Returning
 
 
 @asynccontextmanager
@@ -362,9 +345,12 @@ async def open_pool(devices: Sequence[Device], folder: Path, options: OpenOption
         before = {a.superblock.device: a.superblock.sequence for a in attached}
         if not options.readonly:
             await _next_sequences(media, table)
+        stack.push_async_callback(media.aclose)  # those that came back are others than those that were given
         catalog, trust = _open_catalog(folder, superblock.pool, before, options, stack)
         opener = _Opener(media, catalog, superblock, options)
-        pool, recovered = await opener.run(trust)
+        parts, recovered = await opener.run(trust)
+        pool = Pool(parts)
+        returning = Returning(pool, parts, opener.begin_session)
         if not options.readonly:
             opener.begin_session()
             media.on_lost.append(lambda _: opener.begin_session())
@@ -373,7 +359,7 @@ async def open_pool(devices: Sequence[Device], folder: Path, options: OpenOption
             async with background() as nursery:
                 if not options.readonly:
                     nursery.start_soon(_keep_committing, catalog)
-                yield Opened(pool, recovered, missing)
+                yield Opened(pool, recovered, missing, returning)
         finally:
             pool.close()
             if not options.readonly:
@@ -433,7 +419,7 @@ class _Opener:
         present = [a.superblock for a in self.media.devices.values() if not a.lost]
         self.catalog.begin_session(self.options.boot_id, {s.device: s.sequence for s in present})
 
-    async def run(self, trust: Trust) -> tuple[Pool, Recovered]:
+    async def run(self, trust: Trust) -> tuple[Parts, Recovered]:
         try:
             return await self._recover(trust)
         except (Contradiction, OSError) as error:
@@ -446,7 +432,7 @@ class _Opener:
             self.catalog.clear()  # and with it what it remembers as dirty, before `Room` looks at that
             return await self._recover(Trust.STALE)
 
-    async def _recover(self, trust: Trust) -> tuple[Pool, Recovered]:
+    async def _recover(self, trust: Trust) -> tuple[Parts, Recovered]:
         options, superblock = self.options, self.superblock
         space = Space()
         self.policy = options.policy()
@@ -472,7 +458,7 @@ class _Opener:
             sources,
             options.readonly,
         )
-        return Pool(parts), recovered
+        return parts, recovered
 
 
 async def _keep_committing(catalog: Catalog) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import NamedTuple, TypedDict, Unpack
 
@@ -138,6 +139,10 @@ class Pool:
     def end_in_child(self) -> None:
         """After a fork, the child's copy is as good as closed: the devices and the lock are the parent's."""
         self._closed = "it belongs to the parent of this process"
+
+    def exclusively(self, object_id: ObjectId) -> AbstractAsyncContextManager[None]:
+        """While it is entered, nobody else changes the object or lets it go."""
+        return self._objects.hold(object_id)
 
     # ── names ────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -27,6 +27,7 @@ from blockdev.types import (
     CHUNK_SLOTS,
     EXTENT_CLASSES,
     Descriptor,
+    DeviceNo,
     DirtyChunk,
     Epoch,
     Generation,
@@ -500,6 +501,14 @@ class Room:
         """With `durability: flush`, make what was written into these slots durable. :raises Unavailable, DeviceError:"""
         if self._options.flush:
             await self._media.flush({ref.device for ref in refs})
+
+    def late_on(self, device: DeviceNo) -> list[SlotAddress]:
+        """Slots of a device whose record may yet change, since a write was given up."""
+        return [address for address in self._late if address.device == device]
+
+    def forget_late(self, address: SlotAddress) -> None:
+        """Whatever was given up there counts for nothing any more."""
+        self._late.discard(address)
 
     def mark(self, address: SlotAddress) -> None:
         """Remember, before it is written or counted on, that a slot may differ from the catalogue."""

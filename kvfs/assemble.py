@@ -21,7 +21,8 @@ from blockdev.errors import (
 )
 from blockdev.file_device import open_file_device
 from blockdev.lease import Leases, local_domain
-from blockdev.opening import OpenOptions, open_pool, read_superblock
+from blockdev.opening import OpenOptions, open_pool
+from blockdev.superblocks import read_superblock
 from blockdev.types import ROOT
 from kvfs.config import load_config
 from kvfs.devices import locate, settings_of

@@ -32,8 +32,9 @@ from blockdev.errors import (
 )
 from blockdev.file_device import create_file, open_file_device
 from blockdev.lease import Leases, local_domain
-from blockdev.opening import CreateOptions, add_device, create_pool, erase, read_superblock, set_domain
+from blockdev.opening import CreateOptions, add_device, create_pool, erase, set_domain
 from blockdev.signatures import foreign_signature, wipe_signatures
+from blockdev.superblocks import read_superblock
 from blockdev.types import EXTENT_CLASSES, PAGE, SlotClass
 from kvfs import targets
 from kvfs.assemble import locked, open_devices

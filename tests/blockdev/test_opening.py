@@ -33,10 +33,10 @@ from blockdev.opening import (
     create_pool,
     erase,
     open_pool,
-    read_superblock,
     set_domain,
 )
 from blockdev.publication import NewObject
+from blockdev.superblocks import read_superblock
 from blockdev.testing import Fault, FaultyDevice, MemoryDevice, Operation
 from blockdev.types import KIB, MIB, PAGE, ROOT, DeviceNo, SlotClass, Superblock
 from tests.blockdev.pools import (
