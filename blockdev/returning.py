@@ -164,9 +164,9 @@ def _check_same(lost: Superblock, found: Superblock, device: Device) -> None:
     """:raises DeviceMismatch:"""
     if (found.pool, found.device) != (lost.pool, lost.device):
         raise DeviceMismatch(f"{device.name} is not the device that was lost, but of pool {found.name!r}")
-    if (found.sequence, found.domain) != (lost.sequence, lost.domain):
+    if found.sequence < lost.sequence or found.domain != lost.domain:
         raise DeviceMismatch(
-            f"{device.name} was changed while it was away: it is not used until the pool is opened again"
+            f"{device.name} is an older copy, or another host took it: it is not used until the pool is opened again"
         )
     if device.size < lost.devices[lost.device_no].size:
         raise DeviceMismatch(f"{device.name} has shrunk to {device.size} bytes")

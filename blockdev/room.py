@@ -428,8 +428,7 @@ class Room:
         try:
             await self._media.write_descriptor(descriptor)
         except DeviceTimeout:
-            self._late.add(descriptor.address)
-            self._space.quarantine(descriptor.address)
+            self.note_late(descriptor.address)
             raise
         self.note_written(descriptor)
 
@@ -501,6 +500,11 @@ class Room:
         """With `durability: flush`, make what was written into these slots durable. :raises Unavailable, DeviceError:"""
         if self._options.flush:
             await self._media.flush({ref.device for ref in refs})
+
+    def note_late(self, address: SlotAddress) -> None:
+        """It is not known whether a record was written, or will be: the slot is not used again."""
+        self._late.add(address)
+        self._space.quarantine(address)
 
     def late_on(self, device: DeviceNo) -> list[SlotAddress]:
         """Slots of a device whose record may yet change, since a write was given up."""

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from blockdev.device import Device
+    from blockdev.opening import Opened as OpenedPool
     from blockdev.pool import Pool
+    from blockdev.returning import Returning
     from blockdev.types import Superblock
     from kvfs.config import Config
     from kvfs.frames import FrameCache
@@ -56,6 +58,7 @@ class Opened(NamedTuple):
 
     pool: Pool
     config: Config
+    returning: Returning
 
 
 class Assembly(NamedTuple):
@@ -63,6 +66,7 @@ class Assembly(NamedTuple):
 
     pool: Pool
     frames: FrameCache
+    returning: Returning
 
 
 @asynccontextmanager
@@ -81,7 +85,7 @@ async def reading(folder: PoolFolder) -> AsyncIterator[Pool]:
                 readonly=True,
                 writer_is_live=leases.holder() is not None,
             )
-            yield await stack.enter_async_context(_pool(devices, folder, options))
+            yield (await stack.enter_async_context(_pool(devices, folder, options))).pool
 
 
 @asynccontextmanager
@@ -98,7 +102,8 @@ async def writing(folder: PoolFolder, purpose: str, config: Config | None = None
         await stack.enter_async_context(locked(folder, config, purpose))
         devices = await stack.enter_async_context(open_devices(config, writable=True))
         options = OpenOptions(domain=local_domain(folder.path.parent), flush=config.durability == "flush")
-        yield Opened(await stack.enter_async_context(_pool(devices, folder, options)), config)
+        opened = await stack.enter_async_context(_pool(devices, folder, options))
+        yield Opened(opened.pool, config, opened.returning)
 
 
 @asynccontextmanager
@@ -137,7 +142,7 @@ async def assembled(folder: PoolFolder, config: Config, purpose: str) -> AsyncIt
     async with writing(folder, purpose, config) as opened:
         arena = _arena(config, opened.pool.extent_size)
         async with open_frames(arena, opened.pool) as frames:
-            yield Assembly(opened.pool, frames)
+            yield Assembly(opened.pool, frames, opened.returning)
 
 
 def _arena(config: Config, extent_size: int) -> Arena:
@@ -222,12 +227,14 @@ async def _read_superblock(device: Device, config: Config) -> Superblock:
 
 
 @asynccontextmanager
-async def _pool(devices: Sequence[Device], folder: PoolFolder, options: OpenOptions) -> AsyncIterator[Pool]:
+async def _pool(
+    devices: Sequence[Device], folder: PoolFolder, options: OpenOptions
+) -> AsyncIterator[OpenedPool]:
     try:
         async with open_pool(devices, folder.path / "catalogue", options) as opened:
             for number in opened.missing:
                 log.warning("device %d of pool '%s' is missing: its objects are misses", number, folder.name)
-            yield opened.pool
+            yield opened
     except WrongDomain as error:
         raise WrongDomain(
             f"{error}: use the state directory it was made with, or take the pool over with "

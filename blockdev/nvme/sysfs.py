@@ -13,6 +13,7 @@ while it is read is taken as not there.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -142,10 +143,10 @@ class Sysfs:
 
     def holding(self, device: str) -> tuple[Subsystem, Namespace] | None:
         """The subsystem and namespace behind a block device, such as `/dev/nvme1n1`; None for other devices."""
-        name = Path(device).name
+        names = {Path(device).name, Path(os.path.realpath(device)).name}  # by-id and others are links to it
         for subsystem in self.subsystems():
             for namespace in subsystem.namespaces:
-                if namespace.name == name:
+                if namespace.name in names:
                     return subsystem, namespace
         return None
 
