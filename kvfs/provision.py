@@ -127,7 +127,7 @@ async def plan(
     for name, path in await _places(names, connect=options.connect):
         device = await (_existing(name, path) if os.path.lexists(path) else _new_file(path, options.size))
         if device.holds is not None:
-            await _refuse_in_use(state, path)
+            await refuse_in_use(state, path)
             if not options.force:
                 raise ForeignSignature(
                     f"{path} is not empty, it holds: {device.holds}; take another device, or --force to overwrite it"
@@ -196,7 +196,7 @@ async def _existing(name: DeviceName, path: Path) -> PlannedDevice:
         return PlannedDevice(name, path, action, device.size, await foreign_signature(device))
 
 
-async def _refuse_in_use(state: StateDirectory, path: Path) -> None:
+async def refuse_in_use(state: StateDirectory, path: Path) -> None:
     """--force is no licence to pull a device from under a running mount.
 
     :raises PoolBusy:

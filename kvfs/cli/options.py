@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from kvfs.config import Address, DeviceName, parse_address, parse_device
 from kvfs.errors import ConfigError
 from kvfs.provision import extent_class
 from kvfs.sizes import parse_size
-from kvfs.state import check_pool_name
+from kvfs.state import StateDirectory, check_pool_name, default_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -72,6 +73,16 @@ class PoolName(ParameterType):
             return check_pool_name(value)
         except ConfigError as error:
             self.fail(str(error), param, ctx)
+
+
+def complete_pool(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """The pools of this host, for whoever presses the tabulator key."""
+    chosen: Path | None = context.find_root().params.get("state_dir")
+    state = StateDirectory(chosen or default_root(os.environ, os.geteuid()))
+    try:
+        return [folder.name for folder in state if folder.name.startswith(incomplete)]
+    except OSError:
+        return []
 
 
 class AddressType(ParameterType):

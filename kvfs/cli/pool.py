@@ -13,7 +13,16 @@ from blockdev.errors import PoolBusy
 from kvfs import provision
 from kvfs.assemble import reading, writing
 from kvfs.cli.exit_codes import exit_code
-from kvfs.cli.options import ExtentSize, Group, Parsed, PoolName, Size, named_device, styled
+from kvfs.cli.options import (
+    ExtentSize,
+    Group,
+    Parsed,
+    PoolName,
+    Size,
+    complete_pool,
+    named_device,
+    styled,
+)
 from kvfs.cli.render import Column, Row, Style, Unit, as_json, fields, message, progress, table, write
 from kvfs.cli.running import ask, dead, state_of
 from kvfs.config import load_config
@@ -68,6 +77,7 @@ PLAN_COLUMNS = (
 )
 DAMAGE_COLUMNS = (Column("path"), Column("size", Unit.BYTES), Column("dropped"), Column("reason"))
 
+name_argument = click.argument("name", shell_complete=complete_pool)
 device_arguments = click.argument(
     "devices", metavar="DEVICE...", nargs=-1, required=True, type=Parsed("device", named_device)
 )
@@ -206,7 +216,7 @@ def _listed(folder: PoolFolder, names: Sequence[DeviceName] | None) -> Row:
 
 
 @pool.command("status", short_help="Show a pool and its devices.")
-@click.argument("name")
+@name_argument
 @styled(DEVICE_COLUMNS)
 @click.pass_obj
 def status(state: StateDirectory, name: str, style: Style) -> None:
@@ -237,7 +247,7 @@ async def _read_status(folder: PoolFolder) -> Json:
 
 
 @pool.command("add", short_help="Add devices to a pool.")
-@click.argument("name")
+@name_argument
 @device_arguments
 @size_option
 @force_option
@@ -265,7 +275,7 @@ def add(
 
 
 @pool.command("scrub", short_help="Verify everything that a pool holds.")
-@click.argument("name")
+@name_argument
 @styled(DAMAGE_COLUMNS)
 @click.pass_obj
 def scrub(state: StateDirectory, name: str, style: Style) -> None:
@@ -309,7 +319,7 @@ async def _scrub(folder: PoolFolder, on_progress: Callable[[Json], None]) -> Jso
 
 
 @pool.command("take", short_help="Adopt a pool that is on its devices already.")
-@click.argument("name")
+@name_argument
 @click.argument("devices", metavar="[DEVICE...]", nargs=-1, type=Parsed("device", named_device))
 @click.option("--force", is_flag=True, help="Take it from another host, which must not use it any more.")
 @click.pass_obj
@@ -325,7 +335,7 @@ def take(state: StateDirectory, name: str, devices: tuple[DeviceName, ...], forc
 
 
 @pool.command("destroy", short_help="Remove a pool and all that is in it.")
-@click.argument("name")
+@name_argument
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @click.option("--force", is_flag=True, help="Go on where a device is missing or cannot be erased.")
 @click.pass_obj
