@@ -245,6 +245,10 @@ class Pool:
         """Undo `reserve`."""
         self._room.give_back(ref)
 
+    def is_lost(self, ref: SlotRef) -> bool:
+        """Whether a slot is on a device that is lost: what was written there is out of reach."""
+        return not self.media.available(ref.device)
+
     async def write(self, ref: SlotRef, data: memoryview) -> None:
         """Write `data` (page-aligned, whole pages) to the start of a reserved slot's payload.
 

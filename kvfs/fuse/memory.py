@@ -16,7 +16,7 @@ from functools import partial
 import trio
 from xxhash import xxh3_64_intdigest
 
-from blockdev.errors import BlockError, ChecksumError, DeviceTimeout, NoSpace
+from blockdev.errors import BlockError, ChecksumError, DeviceError, DeviceTimeout, NoSpace, Unavailable
 from blockdev.locks import KeyedLocks
 from blockdev.media import padded
 from blockdev.tasks import background
@@ -207,6 +207,7 @@ class DraftMemory:
         :raises BlockError, FramesError:
         """
         async with self._hold(extent):
+            await self._leave_lost_device(extent)
             assert extent.slot is not None
             used = extent.used
             if self._is_settled(extent, used):
@@ -298,8 +299,28 @@ class DraftMemory:
             extent.version += 1
 
     async def _save(self, extent: DraftExtent) -> None:
-        """Write the extent, which has a frame, to its slot."""
+        """Write the extent, which has a frame, to its slot; to another one if the device is lost under it."""
         await self._fill(extent)
+        await self._leave_lost_device(extent)
+        try:
+            await self._write(extent)
+        except DeviceTimeout:
+            raise  # to write it again elsewhere would take longer than an operation may
+        except (DeviceError, Unavailable):
+            if not await self._leave_lost_device(extent):
+                raise
+            await self._write(extent)
+
+    async def _leave_lost_device(self, extent: DraftExtent) -> bool:
+        """Take a slot on another device for bytes that are still in memory; whether that was so."""
+        if extent.slot is None or extent.frame is None or not self._pool.is_lost(extent.slot):
+            return False
+        slot = await self._reserve(extent.slot_size)
+        self._give_back(extent)
+        extent.slot, extent.saved = slot, None
+        return True
+
+    async def _write(self, extent: DraftExtent) -> None:
         frame, slot, used, version = extent.frame, extent.slot, extent.used, extent.version
         assert frame is not None
         assert slot is not None

@@ -98,6 +98,35 @@ async def test_publishing(length):
         b.check_nothing_is_left()
 
 
+@pytest.mark.parametrize("when", ["before it was written", "after it was written"])
+async def test_what_is_still_in_memory_leaves_a_lost_device(when):
+    async with bench() as b:
+        draft = b.draft()
+        await draft.write(0, pattern(2 * EXTENT))
+        if when == "after it was written":
+            await trio.testing.wait_all_tasks_blocked()
+            assert b.pool.writes == 2
+        b.pool.lost |= b.pool.reserved
+        await draft.write(2 * EXTENT, pattern(EXTENT))
+        assert await draft.publish()
+        assert await b.published() == pattern(2 * EXTENT) + pattern(EXTENT)
+        assert not b.pool.lost & {extent.ref for extent in b.record().extents}
+        draft.close()
+        b.check_nothing_is_left()
+
+
+async def test_a_write_that_meets_the_loss_goes_elsewhere():
+    async with bench() as b:
+        draft = b.draft()
+        await draft.write(0, pattern(EXTENT - 1))
+        b.pool.lose_at_write = True
+        assert await draft.publish()
+        assert b.pool.lost
+        assert await b.published() == pattern(EXTENT - 1)
+        draft.close()
+        b.check_nothing_is_left()
+
+
 async def test_the_smallest_slots_that_serve_are_kept():
     async with bench() as b:
         draft = b.draft()

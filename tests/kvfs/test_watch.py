@@ -93,7 +93,7 @@ async def test_a_target_that_vanishes_and_comes_back(
         "--size", str(SIZE), "--extent-size", "2MiB",
     )  # fmt: skip
     expect_log("is lost:", count=1)
-    expect_log("is back$", count=1)
+    expect_log(r"device \S+ is back$", count=1)
     async with watched(kvfs) as pool:
         data = {b"%d" % n: await put(pool, b"%d" % n) for n in range(6)}
         assert states(pool) == ["live", "live"]
@@ -117,7 +117,7 @@ async def test_a_namespace_that_is_removed_and_made_again_under_another_name(
     uris = [row[0] for row in (await ok(kvfs, "target", "list", "-H", "-o", "uri")).rows]
     await ok(kvfs, "pool", "create", "hot", *uris, "--extent-size", "2MiB")
     expect_log("is lost:", count=1)
-    expect_log("is back$", count=1)
+    expect_log(r"device \S+ is back$", count=1)
     async with watched(kvfs) as pool:
         data = {b"%d" % n: await put(pool, b"%d" % n) for n in range(6)}
         namespaces = fake.subsystems[0].namespaces
@@ -137,7 +137,7 @@ async def test_a_target_that_forgets_us_is_connected_again(
 ) -> None:
     await ok(kvfs, "pool", "create", "hot", f"{BOTH}/1", f"{BOTH}/2", "--extent-size", "2MiB")
     expect_log("is lost:", count=2)
-    expect_log("is back$", count=2)
+    expect_log(r"device \S+ is back$", count=2)
     async with watched(kvfs) as pool:
         data = {b"%d" % n: await put(pool, b"%d" % n) for n in range(4)}
         fake.down |= {FIRST, SECOND}
@@ -154,7 +154,7 @@ async def test_a_file_that_was_lost_is_tried_again(
 ) -> None:
     paths = await trio.to_thread.run_sync(kvfs.make_pool)
     expect_log("is lost:", count=1)
-    expect_log("is back$", count=1)
+    expect_log(r"device \S+ is back$", count=1)
     async with watched(kvfs) as pool:
         data = {b"%d" % n: await put(pool, b"%d" % n) for n in range(4)}
         paths[1].rename(kvfs.device("elsewhere"))
