@@ -5,13 +5,12 @@ from __future__ import annotations
 import socket
 import uuid
 from collections.abc import Callable, Mapping
-from typing import IO
 
 from scripts.lib.lab.channel import COMMAND_SECONDS, Channel, Command, Finished, Tee
 from scripts.lib.lab.errors import BootFailed, GuestGone
 from scripts.lib.lab.hub import Hub
 from scripts.lib.lab.image import Image
-from scripts.lib.lab.machine import Hardware, Machine, sparse_file
+from scripts.lib.lab.machine import Hardware, Machine
 
 ATTEMPTS = 3
 STALL_SECONDS = 90.0
@@ -82,7 +81,8 @@ class Guest:
             f"lab.address={self.address}",
             f"lab.hosts={','.join(f'{name}:{address}' for name, address in self._hosts().items())}",
             f"lab.id={uuid.uuid5(uuid.NAMESPACE_DNS, self.name)}",
-            *(["lab.nvme"] if self._hardware.drives else []),
+            f"lab.disks={','.join(self._hardware.disks)}",
+            f"lab.drives={','.join(self._hardware.drives)}",
         ]
         self._machine = Machine(self._image, self._hardware, options, its, self._hub.attach(self.name))
         self._channel = Channel(ours)
@@ -185,8 +185,3 @@ class Guest:
         :raises CommandFailed:
         """
         self.run("install", "-D", "-m", "644", "/dev/stdin", path, stdin=content)
-
-
-def files(sizes: Mapping[str, int]) -> dict[str, IO[bytes]]:
-    """Sparse files for disks and drives, by name; sizes in bytes."""
-    return {name: sparse_file(size) for name, size in sizes.items()}

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Self
+from typing import IO, Self
 
-from scripts.lib.lab.guest import Guest, files
+from scripts.lib.lab.guest import Guest
 from scripts.lib.lab.hub import Hub
 from scripts.lib.lab.image import Image, current
-from scripts.lib.lab.machine import Hardware, require_qemu
+from scripts.lib.lab.machine import Hardware, require_qemu, sparse_file
 
 MEMORY = 1536
 """MiB of a guest; taken only as the guest uses it."""
@@ -64,12 +64,14 @@ class Lab:
         :param drives: NVMe drives, likewise
         """
         assert name not in self._guests, f"there is a {name} already"
-        storage = files(disks or {}), files(drives or {})
-        for file in (*storage[0].values(), *storage[1].values()):
-            self._stack.enter_context(file)
-        guest = Guest(
-            self._image, self._hub, name, Hardware(len(self._guests) + 1, memory, *storage), self._addresses
+        hardware = Hardware(
+            number=len(self._guests) + 1,
+            memory=memory,
+            console=self._file(0),
+            disks={disk: self._file(size) for disk, size in (disks or {}).items()},
+            drives={drive: self._file(size) for drive, size in (drives or {}).items()},
         )
+        guest = Guest(self._image, self._hub, name, hardware, self._addresses)
         self._guests[name] = guest
         self._stack.callback(guest.kill)
         return guest
@@ -83,6 +85,9 @@ class Lab:
             guest.power_on()
         for guest in guests:
             guest.wait_up()
+
+    def _file(self, size: int) -> IO[bytes]:
+        return self._stack.enter_context(sparse_file(size))
 
     def _addresses(self) -> dict[str, str]:
         return {name: guest.address for name, guest in self._guests.items()}

@@ -40,6 +40,8 @@ class Hardware:
     """Which of the lab's machines it is, from 1; its network address follows from it."""
     memory: int
     """MiB."""
+    console: IO[bytes]
+    """Takes what the machine prints, and what QEMU does; emptied at each start."""
     disks: Mapping[str, IO[bytes]] = field(default_factory=dict)
     """Virtio disks by name."""
     drives: Mapping[str, IO[bytes]] = field(default_factory=dict)
@@ -57,7 +59,9 @@ class Machine:
     ) -> None:
         """`options` are more words for the kernel's command line; `port` and `cable` are the machine's ends of its
         serial port and its network, and closed here."""
-        self._console = tempfile.TemporaryFile()  # noqa: SIM115 (closed by kill)
+        self._console = hardware.console.fileno()
+        os.ftruncate(self._console, 0)
+        os.lseek(self._console, 0, os.SEEK_SET)
         files = [*hardware.disks.values(), *hardware.drives.values()]
         with port, cable:
             self._process = subprocess.Popen(
@@ -82,15 +86,12 @@ class Machine:
     @property
     def console(self) -> str:
         """All that the machine printed to its serial console so far, and QEMU to its stderr."""
-        return (
-            os.pread(self._console.fileno(), self.console_size(), 0)
-            .decode(errors="replace")
-            .replace("\r", "")
-        )
+        printed = os.pread(self._console, self.console_size(), 0)
+        return printed.decode(errors="replace").replace("\r", "")
 
     def console_size(self) -> int:
         """Bytes that were printed there so far."""
-        return os.fstat(self._console.fileno()).st_size
+        return os.fstat(self._console).st_size
 
     def kill(self) -> None:
         """Pull the plug: what the guest had not written to its disks is lost."""
