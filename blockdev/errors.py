@@ -83,7 +83,7 @@ class DeviceClosed(DeviceError):
 
 
 class DeviceLost(DeviceError):
-    """Failed too often; not tried any more until the pool is opened again."""
+    """Failed too often; not tried any more until it is opened anew."""
 
 
 class IntegrityError(BlockError):

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from blockdev.file_device import FileDevice
 from blockdev.nvme import LIVE as NVME_LIVE
 from blockdev.scrub import scrub
 from blockdev.types import DeviceNo
@@ -115,9 +116,8 @@ def devices_of(pool: Pool) -> list[Json]:
 def _state_of(attached: Attached) -> str:
     if attached.lost:
         return LOST
-    # only devices whose operations run in threads can have some that do not return
-    statistics = getattr(attached.device, "statistics", None)
-    return SLOW if statistics is not None and statistics().zombies else LIVE
+    device = attached.device
+    return SLOW if isinstance(device, FileDevice) and device.statistics().zombies else LIVE
 
 
 def _fabric_of(subsystem: Subsystem, namespace: Namespace) -> Json:
