@@ -140,6 +140,10 @@ class Fabric:
         host = self.identity()
         if portal.transport is Transport.TCP:
             await self._reach(target, portal, host)
+        if portal.transport is Transport.RDMA and not self.sysfs.has_rdma():
+            raise FabricsError(
+                f"{portal}: this host has no RDMA device: load its driver, or use another transport"
+            )
         try:
             await self.cli.connect(target, portal, host, settings.timers)
         except (KeyRefused, NoNvmeCli):

@@ -118,7 +118,7 @@ async def test_keys(host: Fabric, fake: FakeFabric, tmp_path: Path) -> None:
 
 
 async def test_rdma_where_only_tcp_is_spoken_and_the_other_way_round(host: Fabric, fake: FakeFabric) -> None:
-    with pytest.raises(WrongTransport, match="does not speak RDMA"):
+    with pytest.raises(FabricsError, match="this host has no RDMA device"):
         await host.connect(parse_target(f"nvme+rdma://192.0.2.1/{NQN}"), SETTINGS)
     way = Portal(Transport.RDMA, "192.0.2.7", "4420")
     fake.serve("nqn.rdma", way)
@@ -127,6 +127,8 @@ async def test_rdma_where_only_tcp_is_spoken_and_the_other_way_round(host: Fabri
     (fake.folder / "sys/class/infiniband/rxe0").mkdir(parents=True)
     with pytest.raises(WrongTransport, match=r"write nvme\+rdma://"):
         await host.connect(parse_target("nvme+tcp://192.0.2.7/nqn.rdma"), SETTINGS)
+    with pytest.raises(WrongTransport, match="does not speak RDMA"):
+        await host.connect(parse_target(f"nvme+rdma://192.0.2.1/{NQN}"), SETTINGS)
     fake.down.add(way)
     with pytest.raises(TargetUnreachable, match="no target answers"):
         await host.connect(parse_target("nvme+rdma://192.0.2.7/nqn.rdma"), SETTINGS)
