@@ -174,7 +174,8 @@ class Fabric:
         self, target: Target, portal: Portal, host: HostIdentity, error: FabricsError
     ) -> FabricsError:
         """Why a connection was refused. The kernel says EIO to everything, so the target is asked what it offers."""
-        if isinstance(error, FabricsTimeout):
+        if isinstance(error, FabricsTimeout) and target.credentials.host_key is None:
+            # with a key, the target may have gone silent over it: nvmet does
             return TargetUnreachable(f"{portal}: {target.nqn} does not answer: {error}")
         offered = await self._offered(portal, host)
         if offered is None:
