@@ -172,6 +172,8 @@ class NvmeCli:
             )
         if "Permission denied" in completed.err or "must be root" in completed.err.lower():
             raise NoNvmeCli(f"'nvme {arguments[0]}' needs root: {words}", words)
+        if "unrecognized option" in words:
+            words += "; a newer nvme-cli is needed"
         raise FabricsError(f"'nvme {arguments[0]}' failed: {words}", words)
 
     @staticmethod
@@ -206,8 +208,9 @@ def _who(host: HostIdentity) -> list[str]:
 
 
 def _words(completed: Completed) -> str:
-    """What the program said, on one line."""
-    return " ".join((completed.err or completed.out).split()) or f"exit code {completed.code}"
+    """What the program said, on one line, without the page of help that follows a mistake."""
+    said = re.split(r"(?:\x1b\[1m)?Usage: nvme", completed.err or completed.out)[0]
+    return " ".join(said.split()) or f"exit code {completed.code}"
 
 
 def _no_key(target: Target, portal: Portal) -> str:

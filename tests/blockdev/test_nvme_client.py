@@ -151,6 +151,11 @@ def test_a_key_that_is_not_there(tmp_path: Path) -> None:
         ("Failed to open /dev/nvme-fabrics: No such file or directory", NoNvmeCli, "modprobe nvme-tcp"),
         ("Failed to open /dev/nvme-fabrics: Permission denied", NoNvmeCli, "needs root"),
         ("Failed to write\nto device", FabricsError, "'nvme connect' failed: Failed to write to device"),
+        (
+            "connect: unrecognized option '--tls'\n\x1b[1mUsage: nvme connect <device> [OPTIONS]\x1b[0m\n",
+            FabricsError,
+            "'nvme connect' failed: connect: unrecognized option '--tls'; a newer nvme-cli is needed$",
+        ),
         ("", FabricsError, "exit code 1"),
     ],
 )
