@@ -139,7 +139,7 @@ class Fabric:
     async def _connect(self, target: Target, portal: Portal, settings: Settings) -> None:
         host = self.identity()
         if portal.transport is Transport.TCP:
-            await self._reach(target, portal, host)
+            await self._reach(portal, host)
         if portal.transport is Transport.RDMA and not self.sysfs.has_rdma():
             raise FabricsError(
                 f"{portal}: this host has no RDMA device: load its driver, or use another transport"
@@ -152,16 +152,21 @@ class Fabric:
             raise await self._reason(target, portal, host, error) from error
         await self._settle(target, portal, settings)
 
-    async def _reach(self, target: Target, portal: Portal, host: HostIdentity) -> None:
+    async def _reach(self, portal: Portal, host: HostIdentity) -> None:
         try:
             await self.reach(portal)
-        except TargetUnreachable:
-            other = replace(portal, transport=Transport.RDMA)
-            if self.sysfs.has_rdma() and await self._offered(other, host) is not None:
-                raise WrongTransport(
-                    f"{portal}: nothing answers there over TCP, but a target does over RDMA: write nvme+rdma://"
-                ) from None
-            raise
+        except TargetUnreachable as error:
+            silent = error
+        else:
+            return
+        if (
+            self.sysfs.has_rdma()
+            and await self._offered(replace(portal, transport=Transport.RDMA), host) is not None
+        ):
+            raise WrongTransport(
+                f"{portal}: nothing answers there over TCP, but a target does over RDMA: write nvme+rdma://"
+            )
+        raise silent
 
     async def _offered(self, portal: Portal, host: HostIdentity) -> set[str] | None:
         """The subsystems that are offered to us there; None if nobody can be asked."""

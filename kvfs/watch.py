@@ -76,7 +76,7 @@ class Watch:
                 for number, one in self._watched.items():
                     if self._media.available(number):
                         self._look(number, one)
-                    elif not one.returning and trio.current_time() >= one.retry_at:
+                    elif not one.returning and self._may_be_back(number, one):
                         one.returning = True
                         nursery.start_soon(self._take_back, number, one)
                 await trio.sleep(INTERVAL)
@@ -99,6 +99,13 @@ class Watch:
             self._media.mark_lost(number)
 
     # ── coming back ──────────────────────────────────────────────────────────────────────────────────────
+
+    def _may_be_back(self, number: DeviceNo, one: _Watched) -> bool:
+        """Whether it makes sense to try; while the kernel has the device and no way to it, that is known for nothing."""
+        path = self._media.devices[number].device.name
+        if self._fabric.sysfs.holding(path) is not None and not self._carries(path):
+            return False
+        return trio.current_time() >= one.retry_at
 
     async def _take_back(self, number: DeviceNo, one: _Watched) -> None:
         try:

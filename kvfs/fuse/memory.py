@@ -307,18 +307,19 @@ class DraftMemory:
         except DeviceTimeout:
             raise  # to write it again elsewhere would take longer than an operation may
         except (DeviceError, Unavailable):
-            if not await self._leave_lost_device(extent):
+            if extent.slot is None or not self._pool.is_lost(extent.slot):
                 raise
-            await self._write(extent)
+        else:
+            return
+        await self._leave_lost_device(extent)
+        await self._write(extent)
 
-    async def _leave_lost_device(self, extent: DraftExtent) -> bool:
-        """Take a slot on another device for bytes that are still in memory; whether that was so."""
-        if extent.slot is None or extent.frame is None or not self._pool.is_lost(extent.slot):
-            return False
-        slot = await self._reserve(extent.slot_size)
-        self._give_back(extent)
-        extent.slot, extent.saved = slot, None
-        return True
+    async def _leave_lost_device(self, extent: DraftExtent) -> None:
+        """Take a slot on another device for bytes that are still in memory, if its own is on one that is lost."""
+        if extent.slot is not None and extent.frame is not None and self._pool.is_lost(extent.slot):
+            slot = await self._reserve(extent.slot_size)
+            self._give_back(extent)
+            extent.slot, extent.saved = slot, None
 
     async def _write(self, extent: DraftExtent) -> None:
         frame, slot, used, version = extent.frame, extent.slot, extent.used, extent.version
