@@ -159,7 +159,8 @@ def test_what_breaks_is_a_miss_and_comes_back(nodes: Nodes, what: str) -> None:
         nodes.storage.sh(breaks[1])
     done = json.loads(load.wait(SECONDS).check().stdout)
     assert done["wrong"] == 0
-    assert done["failed"].keys() <= {"ENOSPC", "EIO"}, "EIO: a file that was being written to what broke"
+    # What was being written fails, or is a miss when it is to be renamed. Nobody who reads meets an error.
+    assert done["failed"].keys() <= {"write ENOSPC", "write EIO", "write ENOENT"}
     assert done["read"] > 0
     assert done["longest"] < EMULATED_TIMEOUT + 1, done
     nodes.gpu.sh(

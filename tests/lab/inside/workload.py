@@ -3,7 +3,7 @@
 workload FOLDER SECONDS
 
 Each writes a file, renames it into place, and reads one that it wrote before; what is read must be what was written. Prints
-JSON: {"written", "read", "missed", "longest" (seconds of the longest call), "failed" {errno's name: count}, "wrong"}.
+JSON: {"written", "read", "missed", "longest" (seconds of the longest call), "failed" {"write EIO": count}, "wrong"}.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Thread(threading.Thread):
         try:
             what(number, version)
         except OSError as error:
-            self.failed[errno.errorcode.get(error.errno or 0, "?")] += 1
+            self.failed[f"{what.__name__} {errno.errorcode.get(error.errno or 0, '?')}"] += 1
 
     def timed(self, call: Callable[[], _Result]) -> _Result:
         began = time.monotonic()
