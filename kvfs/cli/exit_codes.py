@@ -91,6 +91,14 @@ EXIT_CODES: dict[type[Exception], int] = {
     kvfs.NoAuthentication: 89,
     kvfs.ExportFailed: 90,
     kvfs.RestoreIncomplete: 91,
+    # targets over fabrics
+    block.FabricsError: 100,
+    block.NoNvmeCli: 101,
+    block.FabricsTimeout: 102,
+    block.TargetUnreachable: 103,
+    block.WrongTransport: 104,
+    block.HostRefused: 105,
+    block.KeyRefused: 106,
 }
 
 _BY_NAME = {error.__name__: code for error, code in EXIT_CODES.items()}

@@ -14,8 +14,8 @@ import trio
 from blockdev.errors import BadSuperblock, DeviceError, ForeignSignature, UnknownVersion
 from blockdev.file_device import open_file_device
 from blockdev.memory import page_buffer
-from blockdev.opening import read_superblock
 from blockdev.signatures import REACH, foreign_signature, signature_in
+from blockdev.superblocks import read_superblock
 from kvfs.errors import DeviceHeld, ExportedElsewhere, MissingDevice
 from kvfs.export import held
 from kvfs.provision import refuse_in_use
