@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from uuid import UUID
+
+import trio
 
 from blockdev.catalog import Catalog, Trust
 from blockdev.catalog_upkeep import begin_sessions, give_up
@@ -20,6 +23,9 @@ from blockdev.space import Space
 from blockdev.types import RegionId
 
 log = logging.getLogger(__name__)
+
+_AT_ONCE = 64
+"""Records that are moved without letting others run."""
 
 
 class Adoption:
@@ -64,7 +70,27 @@ class Adoption:
         if seats:
             log.info("taking over what members %s of pool %s had", seats, pool.name)
             await self._take_over(pool, seats)
+        for seat in leases.seats[1:]:
+            await self._dissolve(pool, seat)
         return seats
+
+    async def _dissolve(self, pool: Pool, seat: int) -> None:
+        """Make all that a seat has our first one's, so that seats do not run out.
+
+        Each step leaves what the next one to take over both can go on from: regions of one seat, records of the other.
+        """
+        media, catalogs, membership = pool.media, pool.catalog, self._membership
+        for region in catalogs.assigned_to(seat):
+            header = media.header(region)
+            await media.write_header(
+                replace(header, writer=membership.identity, sequence=header.sequence + 1)
+            )
+            catalogs.assign(region, membership.seat)
+            pool.forget_marks(region)
+        for number, _ in enumerate(catalogs.dissolve(seat)):
+            if number % _AT_ONCE == 0:
+                await trio.lowlevel.checkpoint()
+        membership.leave_seat(seat)
 
     async def _take_over(self, pool: Pool, seats: list[int]) -> None:
         media, catalogs, membership = pool.media, pool.catalog, self._membership

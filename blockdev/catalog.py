@@ -3,7 +3,7 @@
 A folder holds `session.json` (see `catalog_session`) and LMDB's files with these tables, numbers big-endian:
 
     names  directory id (16) + name          → row
-    ids    object id (16)                    → row
+    ids    object id (16); of an ALIAS, its complement → row
     rows   u64, counted up                   → packed descriptor (layout)
     dirty  device u16, region u32, chunk u32 → nothing
     order  u32                               → object ids, coldest first, 4,096 to a value
@@ -56,6 +56,7 @@ from blockdev.types import (
     DirectoryId,
     DirtyChunk,
     Generation,
+    Kind,
     ObjectId,
     RegionNo,
     SlotNo,
@@ -216,10 +217,10 @@ class Catalog:
         record = _unpacked(self._packed(directory, name))
         return record if record is not None and _key(record) == directory + name else None
 
-    def by_id(self, object_id: ObjectId) -> Descriptor | None:
-        """The record of an object."""
+    def by_id(self, object_id: ObjectId, *, alias: bool = False) -> Descriptor | None:
+        """The record of an object. :param alias: rather an ALIAS of it, which may be another's object"""
         tables = self._tables()
-        packed = None if tables is None else tables.follow(_IDS, object_id, _ROWS)
+        packed = None if tables is None else tables.follow(_IDS, _id_key(object_id, alias=alias), _ROWS)
         record = _unpacked(packed)
         return record if record is not None and record.object_id == object_id else None
 
@@ -235,10 +236,11 @@ class Catalog:
         tables = self._changing()
         tables.commit_if_large()
         key = _key(record)
-        held, row = tables.get(_NAMES, key), tables.get(_IDS, record.object_id)
+        id_key = _id_key(record.object_id, alias=record.kind is Kind.ALIAS)
+        held, row = tables.get(_NAMES, key), tables.get(_IDS, id_key)
         if row is None:
             row = tables.append(_ROWS, packed)
-            tables.put(_IDS, record.object_id, row)
+            tables.put(_IDS, id_key, row)
         else:
             earlier = _unpacked(tables.replace(_ROWS, row, packed))
             if earlier is not None and _key(earlier) != key:
@@ -257,16 +259,17 @@ class Catalog:
         if row is not None:
             self._forget(tables, row)
 
-    def forget(self, object_id: ObjectId) -> None:
-        """Forget an object and its name; nothing if it is not there."""
-        record = self.by_id(object_id)
-        if record is not None:
-            self.delete(record.directory, record.name)
+    def forget(self, record: Descriptor) -> None:
+        """Forget an object, or an alias of one, if it is in the slot that `record` says, under whatever name."""
+        for alias in (False, True):
+            known = self.by_id(record.object_id, alias=alias)
+            if known is not None and known.ref == record.ref:
+                self.delete(known.directory, known.name)
 
     def _forget(self, tables: Tables, row: bytes) -> None:
         record = _unpacked(tables.pop(_ROWS, row))
         if record is not None:
-            tables.pop(_IDS, record.object_id)
+            tables.pop(_IDS, _id_key(record.object_id, alias=record.kind is Kind.ALIAS))
             self._tell(tables, record.object_id, _key(record))
 
     def children(self, directory: DirectoryId, after: bytes = b"") -> Iterator[Descriptor]:
@@ -493,6 +496,10 @@ def _change(packed: bytes) -> Change:
     if object_id == NO_ID:
         return Change(object_id, DirectoryId(NO_ID), b"", _ref(rest))
     return Change(object_id, DirectoryId(rest[:_ID_SIZE]), rest[_ID_SIZE:])
+
+
+def _id_key(object_id: ObjectId, *, alias: bool) -> bytes:
+    return bytes(byte ^ 0xFF for byte in object_id) if alias else object_id
 
 
 def _key(record: Descriptor) -> bytes:

@@ -54,10 +54,17 @@ class Catalogs:
         self._pool = pool
         self.own = own
         self.others: dict[int, Catalog] = {}
-        self._all: list[Catalog] = list(own.values())
+        self._all: list[Catalog] = []
+        self._simple = True
+        """There is one catalogue, and it says nothing of others' records."""
         self._seats: dict[RegionId, int] = {}
         self._same: dict[DirectoryId, DirectoryId] = {}
         self._twins: defaultdict[DirectoryId, set[DirectoryId]] = defaultdict(set)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        self._all = [*self.own.values(), *self.others.values()]
+        self._simple = len(self._all) == 1 and not self._all[0].all_outdone(limit=1)
 
     # ── seats ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -74,6 +81,10 @@ class Catalogs:
         """How many regions are ours."""
         return len(self._seats)
 
+    def assigned_to(self, seat: int) -> list[RegionId]:
+        """The regions of a seat of ours."""
+        return [region for region, its in self._seats.items() if its == seat]
+
     def assigned(self, region: RegionId) -> int | None:
         """The seat of ours that a region belongs to."""
         return self._seats.get(region)
@@ -82,14 +93,14 @@ class Catalogs:
         """Write a seat's catalogue from here on."""
         self.others.pop(seat, None)
         self.own[seat] = catalog
-        self._all = [*self.own.values(), *self.others.values()]
+        self._refresh()
 
     def read_other(self, seat: int) -> None:
         """Read a seat's catalogue: what is committed there, also while it is written in this process."""
         folder = catalog_folder(self._folder, seat)
         if (folder / "session.json").exists():
             self.others[seat] = Catalog.open(folder, self._pool, readonly=True)
-        self._all = [*self.own.values(), *self.others.values()]
+        self._refresh()
 
     def see_others(self, seats: Iterable[int]) -> None:
         """Read the catalogues of these seats, and no others; those that were made anew are opened again."""
@@ -101,7 +112,33 @@ class Catalogs:
                 self.close_other(seat)
         for seat in wanted - self.others.keys():
             self.read_other(seat)
-        self._all = [*self.own.values(), *self.others.values()]
+        self._refresh()
+
+    def dissolve(self, seat: int) -> Iterator[None]:
+        """Move all that a seat of ours has said to our first one, step by step; then it has no catalogue any more.
+
+        Nothing may be assigned to it any more. What changes between steps goes to the first one at once.
+        """
+        catalog, primary = self.own[seat], self.primary
+        for record in catalog.scan():
+            known = primary.by_id(record.object_id, alias=record.kind is Kind.ALIAS)
+            if known is None or known.sequence < record.sequence:
+                held = primary.get(record.directory, record.name)
+                if held is not None and held.object_id != record.object_id:
+                    primary.put(aside(min(held, record, key=age)))
+                    record = max(held, record, key=age)
+                primary.put(record)
+            yield
+        after: SlotRef | None = None
+        while batch := catalog.all_outdone(after):
+            for after, stamp in batch:
+                primary.outdo(after, max(stamp, primary.outdone(after) or stamp))
+            yield
+        primary.mark_dirty(*catalog.dirty_chunks())
+        primary.commit()
+        del self.own[seat]
+        catalog.clear()
+        self._refresh()
 
     def close_other(self, seat: int) -> None:
         """Do not read a seat's catalogue any more."""
@@ -109,7 +146,7 @@ class Catalogs:
         if catalog is not None:
             with suppress(OSError):
                 catalog.close(clean=False)
-        self._all = [*self.own.values(), *self.others.values()]
+        self._refresh()
 
     @property
     def primary(self) -> Catalog:
@@ -139,7 +176,7 @@ class Catalogs:
     def by_id(self, object_id: ObjectId) -> Descriptor | None:
         """What an object is, under whatever name; None if it is gone."""
         records = self.raw_by_id(object_id)
-        if len(self._all) == 1:
+        if self._simple:
             return self._shown(records[0]) if records else None
         latest = max(records, key=age, default=None)
         if latest is None or self.is_outdone(latest):
@@ -152,11 +189,16 @@ class Catalogs:
 
     def raw_by_id(self, object_id: ObjectId) -> list[Descriptor]:
         """Every record of an object, as it is in its catalogue."""
-        return [record for catalog in self._all if (record := catalog.by_id(object_id)) is not None]
+        return [
+            record
+            for catalog in self._all
+            for alias in ((False,) if self._simple else (False, True))
+            if (record := catalog.by_id(object_id, alias=alias)) is not None
+        ]
 
     def behind(self, record: Descriptor) -> list[Descriptor]:
         """Every record that must be outdone, lest the name or object that `record` shows come back."""
-        if len(self._all) == 1:
+        if self._simple:
             return [record]
         found = {
             one.ref: one
@@ -167,8 +209,7 @@ class Catalogs:
     def owner(self, object_id: ObjectId) -> Catalog | None:
         """Our catalogue that has an object's own record; None if the object is another member's."""
         for catalog in self.own.values():
-            record = catalog.by_id(object_id)
-            if record is not None and record.kind is not Kind.ALIAS:
+            if catalog.by_id(object_id) is not None:
                 return catalog
         return None
 
@@ -179,8 +220,8 @@ class Catalogs:
     def alias(self, object_id: ObjectId) -> Descriptor | None:
         """Our own ALIAS of an object, if there is one."""
         for catalog in self.own.values():
-            record = catalog.by_id(object_id)
-            if record is not None and record.kind is Kind.ALIAS:
+            record = catalog.by_id(object_id, alias=True)
+            if record is not None:
                 return record
         return None
 
@@ -190,7 +231,7 @@ class Catalogs:
         Anything may change between steps: what is gone does not come, what is new may.
         """
         same = self.same(directory)
-        if len(self._all) == 1 and len(same) == 1:
+        if self._simple and len(same) == 1:
             yield from self._all[0].children(directory, after)
             return
         walks = [self._names(catalog, one, after) for catalog in self._all for one in same]
@@ -201,7 +242,7 @@ class Catalogs:
 
     def entries(self, directory: DirectoryId, after: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """As `children`: names and packed records."""
-        if len(self._all) == 1 and not self._same:
+        if self._simple and not self._same:
             yield from self._all[0].entries(directory, after)
             return
         for record in self.children(directory, after):
@@ -231,7 +272,7 @@ class Catalogs:
 
     def is_outdone(self, record: Descriptor) -> bool:
         """Whether another member's later record speaks for what `record` speaks for."""
-        if len(self._all) == 1:
+        if self._simple:
             return False
         return any((stamp := c.outdone(record.ref)) is not None and stamp > record.stamp for c in self._all)
 
@@ -241,7 +282,7 @@ class Catalogs:
         return max(stamps, default=None)
 
     def _truth(self, records: list[Descriptor]) -> Descriptor | None:
-        if len(self._all) == 1 and len(records) == 1:
+        if self._simple and len(records) == 1:
             return self._shown(records[0])
         records.sort(key=age, reverse=True)
         if is_directory(records[0]):
@@ -297,7 +338,7 @@ class Catalogs:
     def put(self, record: Descriptor) -> None:
         """Store a record of ours under its name. What our catalogue had there is set aside until it is forgotten."""
         catalog = self._of(RegionId(*record.address[:2]))
-        if len(self._all) > 1:
+        if not self._simple:
             held = catalog.get(record.directory, record.name)
             if held is not None and held.object_id != record.object_id:
                 catalog.put(aside(held))
@@ -306,19 +347,19 @@ class Catalogs:
     def forget(self, record: Descriptor) -> None:
         """Take an object, or an alias, of ours out, under whatever name we have it."""
         for catalog in self.own.values():
-            known = catalog.by_id(record.object_id)
-            if known is not None and known.ref == record.ref:
-                catalog.forget(record.object_id)
+            catalog.forget(record)
 
     def outdo(self, refs: Iterable[SlotRef], stamp: Stamp) -> None:
         """Say that others' records are outdone by one of ours."""
         for ref in refs:
             self.primary.outdo(ref, stamp)
+            self._simple = False
 
     def not_outdone(self, ref: SlotRef, stamp: Stamp | None = None) -> None:
         """Nothing needs to be said of a slot any more. :param stamp: by a record of ours not later than this"""
         for catalog in self.own.values():
             catalog.not_outdone(ref, stamp)
+        self._refresh()
 
     def mark_dirty(self, *chunks: DirtyChunk) -> None:
         """As `Catalog.mark_dirty`, in the catalogues of the chunks' regions."""

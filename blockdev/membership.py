@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
@@ -132,6 +133,12 @@ class Membership:
             self.leases.release_region(region)
         for seat in seats:
             self.leases.leave_seat(seat)
+
+    def leave_seat(self, seat: int) -> None:
+        """Give up a seat that has nothing any more."""
+        with suppress(OSError):  # it is only not as tidy
+            shutil.rmtree(catalog_folder(self._folder, seat))
+        self.leases.leave_seat(seat)
 
     async def _lease_soon(self, region: RegionId) -> bool:
         """Lease a region that can only be locked for a moment, by who looks whether it is free."""

@@ -43,6 +43,7 @@ from blockdev.types import (
     Foreign,
     Kind,
     ObjectId,
+    RegionId,
     SlotRef,
 )
 
@@ -151,6 +152,10 @@ class Pool:
         :raises NoSpace, Unavailable, DeviceError:
         """
         return await self._departures.fold(object_id)
+
+    def forget_marks(self, region: RegionId) -> None:
+        """A region is in another catalogue from now on: which of its chunks changed is noted there."""
+        self._room.forget_marks(region)
 
     def absorb(self, space: Space, slots: Slots, found: Recovered) -> None:
         """Take over what another seat had."""

@@ -53,9 +53,8 @@ class SeatCatalogs:
             self._of(chunk.where).mark_dirty(chunk)
 
     def by_id(self, object_id: ObjectId) -> Descriptor | None:
-        """The record of an object, rather than an alias of it."""
-        records = [r for c in self._catalogs.values() if (r := c.by_id(object_id)) is not None]
-        return next((r for r in records if r.kind is not Kind.ALIAS), records[0] if records else None)
+        """The record of an object."""
+        return next((r for c in self._catalogs.values() if (r := c.by_id(object_id)) is not None), None)
 
     def raw(self, directory: DirectoryId, name: bytes) -> list[Descriptor]:
         """Every record of a name."""
@@ -65,7 +64,7 @@ class SeatCatalogs:
     def record_of(self, outline: Outline) -> Descriptor | None:
         """The whole of a record."""
         for catalog in self._catalogs.values():
-            record = catalog.by_id(outline.object_id)
+            record = catalog.by_id(outline.object_id, alias=outline.kind is Kind.ALIAS)
             if record is not None and record.ref == outline.ref:
                 return record
         return None
@@ -75,11 +74,9 @@ class SeatCatalogs:
         self._of(RegionId(*record.address[:2])).put(record)
 
     def forget(self, record: Descriptor) -> None:
-        """Forget an object, if it is in the slot that `record` says."""
+        """Forget an object or an alias, if it is in the slot that `record` says."""
         for catalog in self._catalogs.values():
-            known = catalog.by_id(record.object_id)
-            if known is not None and known.ref == record.ref:
-                catalog.forget(record.object_id)
+            catalog.forget(record)
 
     def outdo(self, ref: SlotRef, stamp: Stamp) -> None:
         """As `Catalog.outdo`."""

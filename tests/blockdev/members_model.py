@@ -207,7 +207,7 @@ class MembersModel:
             return
         region = RegionId(number, RegionNo((offset - geometry.data_offset) // geometry.region_size))
         for other in self.members:
-            if other is member or other.pool is None or other.dead:
+            if other is member or other.pool is None or other.dead or other.pool._closed:
                 continue
             if other.pool.catalog.assigned(region) is not None:
                 raise Failure(f"seed {self.seed}: {region} is written by two")

@@ -57,9 +57,9 @@ class TestRoundTrip:
     @given(descriptors())
     def test_outline(self, record):
         outline = layout.outline_descriptor(layout.pack_descriptor(record))
-        same = ("kind", "object_id", "stamp", "ref", "sequence", "extents")
+        same = ("kind", "object_id", "stamp", "ref", "sequence", "extents", "name")
         assert all(getattr(outline, name) == getattr(record, name) for name in same)
-        assert outline.is_plain == (not record.indexed and not record.supersedes)
+        assert outline.is_plain == (not record.indexed and not record.supersedes and record.head is None)
         stored = [extent.ref for extent in record.extents if not extent.is_hole]
         assert outline.slots[0] == record.ref
         assert set(outline.slots) == {record.ref, *stored}

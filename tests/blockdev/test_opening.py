@@ -731,10 +731,10 @@ async def test_reading_beside_a_member_believes_its_catalogue(tmp_path: Path) ->
     async with bench.pool() as pool:
         record = await put(pool, b"x", 300 * KIB)
         pool.catalog.commit()
-        mirror = bench.devices[0].reopen()
-        async with open_pool(
-            [mirror], tmp_path, OpenOptions(DOMAIN, readonly=True, boot_id="boot-0")
-        ) as opened:
+        mirror = FaultyDevice(bench.devices[0].size, Random(0))
+        mirror._view = bench.devices[0]._view.copy()
+        options = OpenOptions(DOMAIN, readonly=True, boot_id="boot-0")
+        async with open_pool([mirror], tmp_path, options) as opened:
             assert opened.recovered.trust is Trust.CURRENT
             assert await seen(opened.pool, b"x") is not None
             await pool.remove(record)

@@ -44,7 +44,8 @@ def test_names_are_asked_for_once(mount: Mount) -> None:
     before = passed(mount)
     for _ in range(10):
         assert all(os.access(path, os.F_OK) for path in there)
-    assert passed(mount) - before <= OTHERS
+    # Once for each: attributes of a file that is being written are believed for a second only.
+    assert passed(mount) - before <= COUNT + OTHERS
 
 
 def test_what_changes_is_seen_at_once(mount: Mount) -> None:

@@ -33,7 +33,7 @@ def test_a_pool_of_files_is_made_and_seen(kvfs: Kvfs) -> None:
         assert path.stat().st_blocks * 512 >= SIZE, "sparse"
     assert kvfs.ok("pool", "list", "-H", "-p").rows == [["hot", "idle", "2", str(2 * SIZE), "-"]]
     shown = kvfs.ok("pool", "status", "hot", "--json").json
-    assert shown["output_version"] == {"command": "pool status", "major": 1, "minor": 0}
+    assert shown["output_version"] == {"command": "pool status", "major": 1, "minor": 1}
     assert shown["pool"]["extent_size"] == 2 << 20
     assert [device["path"] for device in shown["pool"]["devices"]] == [str(path) for path in paths]
     assert {device["state"] for device in shown["pool"]["devices"]} == {"live"}
