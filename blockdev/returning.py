@@ -12,8 +12,8 @@ regions: those are only read again, headers first. In this order:
 3. Sweep. What was replaced or removed while it was away is still valid on it, and no object claims it any more: it is
    made invalid, as it would have been then. Objects that are back get their place in the order of eviction.
 
-A device that fails on the way is lost as before. Of members that ended while it was away, the seats are ours by now, and
-their regions on it are not: what is in them can be read, and is taken over when the pool is opened again.
+A device that fails on the way is lost as before. Members may have ended while it was away, and we have taken over what we
+could reach: their regions on it are taken over as soon as it is back, see `adoption`.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Returning:
         return {n for n in ours if fresh.headers.get(n) != lost.headers.get(n)}
 
     def _is_left_by_others(self, fresh: Attached) -> bool:
-        """Whether regions are of seats that were taken over while the device was away."""
+        """Whether regions are of seats that are ours, and were out of reach when we took these."""
         membership = self._membership
         assert membership is not None
         return any(
@@ -172,8 +172,12 @@ class Returning:
 
     def _own(self, object_id: ObjectId) -> list[Descriptor]:
         """What our catalogues have of an object, whatever others say of it."""
-        own = (catalog.by_id(object_id) for catalog in self._catalogs.own.values())
-        return [record for record in own if record is not None]
+        return [
+            record
+            for catalog in self._catalogs.own.values()
+            for alias in (False, True)
+            if (record := catalog.by_id(object_id, alias=alias)) is not None
+        ]
 
     # ── 3. sweep ─────────────────────────────────────────────────────────────────────────────────────────
 
