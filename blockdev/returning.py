@@ -12,8 +12,8 @@ regions: those are only read again, headers first. In this order:
 3. Sweep. What was replaced or removed while it was away is still valid on it, and no object claims it any more: it is
    made invalid, as it would have been then. Objects that are back get their place in the order of eviction.
 
-A device that fails on the way is lost as before. Members may have ended while it was away, and we have taken over what we
-could reach: their regions on it are taken over as soon as it is back, see `adoption`.
+A device that fails on the way is lost as before. What members have that ended while it was away is taken over when it is
+back, see `adoption`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from blockdev.types import (
     Kind,
     RegionId,
     RegionNo,
-    RegionState,
     SlotAddress,
     SlotRef,
 )
@@ -89,8 +88,8 @@ class Returning:
         await view.load_headers(number, repair=False)
         fenced = await self._fence(view, number, self._changed(lost, fresh))
         await view.flush([number])
-        complete = fenced and not self._is_left_by_others(fresh)
         regions = self._put_back(lost, fresh)
+        complete = fenced and not self._membership.incomplete_seats(self._media)
         with trio.CancelScope(shield=True):
             await lost.device.aclose()  # waits no longer than for any other operation
         if await self._sweep(regions) and complete and self._media.available(number):
@@ -102,17 +101,6 @@ class Returning:
         device = lost.superblock.device_no
         ours = {n for n in numbers if self._catalogs.assigned(RegionId(device, n)) is not None}
         return {n for n in ours if fresh.headers.get(n) != lost.headers.get(n)}
-
-    def _is_left_by_others(self, fresh: Attached) -> bool:
-        """Whether regions are of seats that are ours, and were out of reach when we took these."""
-        membership = self._membership
-        assert membership is not None
-        return any(
-            header.state is RegionState.ACTIVE
-            and membership.seat_of(header) in self._catalogs.own
-            and self._catalogs.assigned(RegionId(header.device_no, header.region)) is None
-            for header in fresh.headers.values()
-        )
 
     def _put_back(self, lost: Attached, fresh: Attached) -> list[Region]:
         changed = self._changed(lost, fresh)  # again: what was under way may have arrived
