@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from uuid import UUID
 
 import trio
@@ -19,7 +20,7 @@ from blockdev.recovery import Recovery
 from blockdev.seat_catalogs import SeatCatalogs
 from blockdev.slots import Slots
 from blockdev.space import Space
-from blockdev.types import RegionId
+from blockdev.types import DeviceNo, RegionId
 
 log = logging.getLogger(__name__)
 
@@ -53,10 +54,13 @@ class Adoption:
     async def adopt(self, pool: Pool) -> list[int]:
         """Take over the seats of members that ended; returns them.
 
-        Until it is done their objects are as another member's: what they have is recovered aside.
+        Until it is done their objects are as another member's: what they have is recovered aside. Not while a device is
+        lost: who reaches it may be faster, and half of what a seat has is no basis for going on in its name.
 
         :raises BlockError, OSError:
         """
+        if any(attached.lost for attached in pool.media.devices.values()):
+            return []
         leases = self._membership.leases
         before = set(leases.seats)
         if not leases.begin_opening():  # somebody comes, and takes them
@@ -70,8 +74,16 @@ class Adoption:
             log.info("taking over what members %s of pool %s had", seats, pool.name)
             await self._take_over(pool, seats)
         for seat in leases.seats[1:]:
-            await self._dissolve(pool, seat)
+            if self._has_all(pool, seat):
+                await self._dissolve(pool, seat)
         return seats
+
+    def _has_all(self, pool: Pool, seat: int) -> bool:
+        """Whether we reach all that a seat of ours may have, so that nobody will find more of it later."""
+        devices = map(DeviceNo, range(len(pool.superblock.devices)))
+        return all(map(pool.media.available, devices)) and seat not in self._membership.incomplete_seats(
+            pool.media
+        )
 
     async def _dissolve(self, pool: Pool, seat: int) -> None:
         """Make all that a seat has our first one's, so that seats do not run out.
@@ -105,6 +117,9 @@ class Adoption:
         except BaseException:  # the next turn tries again
             for seat in seats:
                 catalogs.close_other(seat)
+            for catalog in opened.values():
+                with suppress(OSError):  # it is not believed any more than before
+                    catalog.close(clean=False)
             membership.leave(seats, regions)
             membership.end_adoption()
             raise

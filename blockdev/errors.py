@@ -27,7 +27,14 @@ BlockError
 ├── WrongDomain            another coordination domain owns it
 ├── LeaseLost              we may no longer write
 ├── ReadOnly               the pool was opened for reading
-└── PoolClosed
+├── PoolClosed
+└── FabricsError           a target could not be reached or asked: carries what nvme-cli said
+    ├── NoNvmeCli          the program, or the kernel's module, is not there
+    ├── FabricsTimeout     the program did not end in time
+    ├── TargetUnreachable  nothing answers at the address
+    ├── WrongTransport     something answers, but not over this transport
+    ├── HostRefused        the target does not offer the subsystem to this host
+    └── KeyRefused         a key is wrong or missing
 """
 
 from __future__ import annotations
@@ -76,7 +83,7 @@ class DeviceClosed(DeviceError):
 
 
 class DeviceLost(DeviceError):
-    """Failed too often; not tried any more until the pool is opened again."""
+    """Failed too often; not tried any more until it is opened anew."""
 
 
 class IntegrityError(BlockError):
@@ -169,3 +176,38 @@ class ReadOnly(BlockError):
 
 class PoolClosed(BlockError):
     """Used after it was closed."""
+
+
+class FabricsError(BlockError):
+    """A target over fabrics could not be reached or asked.
+
+    :ivar said: what the program said, for those who look closer
+    """
+
+    def __init__(self, message: str, said: str = "") -> None:
+        super().__init__(message)
+        self.said = said
+
+
+class NoNvmeCli(FabricsError):
+    """The program `nvme` or a module of the kernel is missing, or closed to us."""
+
+
+class FabricsTimeout(FabricsError):
+    """The program did not end in time."""
+
+
+class TargetUnreachable(FabricsError):
+    """Nothing answers at the address."""
+
+
+class WrongTransport(FabricsError):
+    """Something answers at the address, but does not speak NVMe over this transport."""
+
+
+class HostRefused(FabricsError):
+    """The target has no such subsystem, or does not offer it to this host."""
+
+
+class KeyRefused(FabricsError):
+    """A key is wrong, missing, or not to be used as it is."""

@@ -107,16 +107,21 @@ class Media:
         self.devices[region.device].headers.pop(region.region, None)
 
     def mark_lost(self, device: DeviceNo) -> None:
-        """Stop using a device: its objects become misses until the pool is opened again."""
+        """Stop using a device: its objects become misses until it is back (`put_back`)."""
         attached = self.devices[device]
         if not attached.lost:
             attached.lost = True
             log.error(
-                "device %s is lost: its objects are misses until the pool is opened again",
+                "device %s is lost: its objects are misses until it is back",
                 attached.device.name,
             )
             for callback in self.on_lost:
                 callback(device)
+
+    def put_back(self, attached: Attached) -> None:
+        """Use a device again that was lost; see `returning`, which saw that it is as it was."""
+        self.devices[attached.superblock.device_no] = attached
+        log.warning("device %s is back", attached.device.name)
 
     def header(self, region: RegionId) -> RegionHeader:
         """:raises Unavailable: the device is missing or the region's header is damaged"""
@@ -338,7 +343,7 @@ class Media:
         with self.buffers.take(PAGE) as page:
             page[:] = layout.encode_region_header(header)
             await self._write(attached, offset, page)
-        attached.headers[header.region] = header
+        self.devices[header.device_no].headers[header.region] = header  # it may be back meanwhile
 
     async def write_in_region(self, region: RegionId, at: int, data: memoryview) -> None:
         """Write `data` (whole pages) at byte `at` of a region. :raises Unavailable, DeviceError:"""

@@ -134,6 +134,18 @@ class Membership:
         """What was taken over is ours now, or was left."""
         self._aside.clear()
 
+    def incomplete_seats(self, media: Media) -> set[int]:
+        """Seats of ours with regions that are not ours, since they were out of reach when we took the seat."""
+        assert self._catalogs is not None
+        return {
+            seat
+            for header in _headers(media)
+            if header.state is RegionState.ACTIVE
+            and (seat := self.seat_of(header)) in self._catalogs.own
+            and not self.is_ours(RegionId(header.device_no, header.region))
+            and seat is not None
+        }
+
     def leave(self, seats: Iterable[int], regions: Iterable[RegionId]) -> None:
         """Give up seats that were taken, and their regions."""
         for region in regions:

@@ -39,6 +39,7 @@ from blockdev.pool import Pool
 from blockdev.reading import Reader
 from blockdev.recovered import Contradiction, Recovered
 from blockdev.recovery import Recovery
+from blockdev.returning import Returning
 from blockdev.room import Room
 from blockdev.seat_catalogs import SeatCatalogs
 from blockdev.slots import SlotOptions, Slots
@@ -87,6 +88,7 @@ class Opened:
     pool: Pool
     recovered: Recovered
     missing: tuple[DeviceNo, ...]
+    returning: Returning
 
 
 @asynccontextmanager
@@ -105,9 +107,12 @@ async def open_pool(devices: Sequence[Device], folder: Path, options: OpenOption
         superblock = replace(attached[0].superblock, devices=device_table(attached))
         check_domain(attached, options.domain)
         media = Media(superblock.pool, attached)
+        stack.push_async_callback(media.aclose)  # those that came back are others than those that were given
         opener = _Opener(folder, media, superblock, options, stack)
         await opener.open()
-        pool, recovered = await opener.run()
+        parts, recovered = await opener.run()
+        pool = Pool(parts)
+        returning = Returning(pool, parts, opener.begin_session)
         opener.begin_session()
         media.on_lost.append(lambda _: opener.begin_session())
         missing = tuple(DeviceNo(n) for n in range(len(superblock.devices)) if n not in media.devices)
@@ -119,7 +124,7 @@ async def open_pool(devices: Sequence[Device], folder: Path, options: OpenOption
                     assert opener.membership is not None
                     follower = Follower(pool, opener.membership, opener.adoption(), recovered.doubtful)
                     nursery.start_soon(follower.run)
-                yield Opened(pool, recovered, missing)
+                yield Opened(pool, recovered, missing, returning)
         finally:
             pool.close()
             if not options.readonly:
@@ -237,7 +242,7 @@ class _Opener:
 
     # ── what is there ────────────────────────────────────────────────────────────────────────────────────
 
-    async def run(self) -> tuple[Pool, Recovered]:
+    async def run(self) -> tuple[Parts, Recovered]:
         """Recover what our seats have. :raises BlockError, OSError:"""
         while True:
             space = Space()
@@ -290,7 +295,7 @@ class _Opener:
             slots_for=lambda space, catalogs: Slots(self.media, space, catalogs, self._slot_options()),
         )
 
-    def _wire(self, space: Space, reader: Reader, recovered: Recovered) -> Pool:
+    def _wire(self, space: Space, reader: Reader, recovered: Recovered) -> Parts:
         options = self.options
         sources = Sources(options.wall_ns, options.entropy, recovered.high)
         debts = Debts(self.room, self.catalogs, sources, recovered.owed, recovered.tombstones)
@@ -300,7 +305,7 @@ class _Opener:
             membership = self.membership
             for catalog in self.catalogs.own.values():
                 catalog.followed = lambda: not membership.alone
-        parts = Parts(
+        return Parts(
             self.superblock,
             self.media,
             self.catalogs,
@@ -313,4 +318,3 @@ class _Opener:
             self.membership,
             recovered.aliases,
         )
-        return Pool(parts)

@@ -16,6 +16,7 @@ Locks: names before objects, each kind in one order; eviction only tries.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from typing import Unpack
 
 import trio
@@ -106,6 +107,10 @@ class Pool:
     def end_in_child(self) -> None:
         """After a fork, the child's copy is as good as closed: the devices and the lock are the parent's."""
         self._closed = "it belongs to the parent of this process"
+
+    def exclusively(self, object_id: ObjectId) -> AbstractAsyncContextManager[None]:
+        """While it is entered, nobody else changes the object or lets it go."""
+        return self._locks.objects.hold(object_id)
 
     # ── members ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -278,6 +283,10 @@ class Pool:
     def give_back(self, ref: SlotRef) -> None:
         """Undo `reserve`."""
         self._room.give_back(ref)
+
+    def is_lost(self, ref: SlotRef) -> bool:
+        """Whether a slot is on a device that is lost: what was written there is out of reach."""
+        return not self.media.available(ref.device)
 
     async def write(self, ref: SlotRef, data: memoryview, at: int = 0) -> None:
         """Write `data` (page-aligned, whole pages) into a reserved slot's payload, from its byte `at` on.

@@ -291,6 +291,7 @@ class Publisher:
             try:
                 found = await self._media.read_descriptor(head.address)  # noqa: ASYNC120 - shielded by the pool
             except (DeviceError, Unavailable):
+                self._room.note_late(head.address)
                 self._media.mark_lost(device)
                 raise error from None
             if found != head:

@@ -157,6 +157,20 @@ class Region:
             return None
         return ObjectId(bytes(self._owner[_ID_SIZE * slot : _ID_SIZE * (slot + 1)]))
 
+    def owned(self) -> dict[ObjectId, list[SlotRef]]:
+        """The LIVE slots, by the object that they belong to."""
+        found: dict[ObjectId, list[SlotRef]] = {}
+        slot = self._state.find(SlotState.LIVE)
+        while slot >= 0:
+            owner = ObjectId(bytes(self._owner[_ID_SIZE * slot : _ID_SIZE * (slot + 1)]))
+            found.setdefault(owner, []).append(self.ref(SlotNo(slot)))
+            slot = self._state.find(SlotState.LIVE, slot + 1)
+        return found
+
+    def last_owner(self, slot: SlotNo) -> ObjectId:
+        """The object that a slot belongs or belonged to, for slots that are BAD; all zeros if there never was one."""
+        return ObjectId(bytes(self._owner[_ID_SIZE * slot : _ID_SIZE * (slot + 1)]))
+
     def owners(self) -> Iterator[ObjectId]:
         """The objects with LIVE slots here, each once as long as its slots are neighbours. Not across changes."""
         previous: ObjectId | None = None

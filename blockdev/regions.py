@@ -76,18 +76,17 @@ class Regions:
             return True
         if not self._leasing.lease(region):
             return False
+        used = True
         try:
             await self._media.reload_header(region)
             used = self._media.header(region).state is RegionState.ACTIVE
-        except BaseException as error:
-            self._leasing.release(region)
-            if isinstance(error, DeviceError | Unavailable):
-                return False
-            raise
-        if used:
-            self._leasing.release(region)
-        else:
-            self._leasing.keep(region)
+        except (DeviceError, Unavailable):
+            return False
+        finally:
+            if not used:
+                self._leasing.keep(region)
+            elif not self._leasing.is_ours(region):  # it may have come to us with a seat meanwhile
+                self._leasing.release(region)
         return not used
 
     async def format_ahead(self, slot_class: SlotClass, device: DeviceNo) -> None:

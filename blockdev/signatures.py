@@ -24,7 +24,7 @@ from blockdev.types import KIB, MIB, PAGE
 
 log = logging.getLogger(__name__)
 
-_REACH: Final = 2 * MIB
+REACH: Final = 2 * MIB
 """Bytes at each end that are looked at, and wiped."""
 _BLKID_SECONDS: Final = 20
 _NOTHING, _AMBIVALENT = 2, 8  # exit codes of blkid
@@ -65,11 +65,14 @@ async def foreign_signature(device: Device) -> str | None:
     :raises DeviceError: it cannot be read
     """
     head, tail = await _ends(device)
-    pool = _kvfs(head)
-    if pool is not None:
-        return pool
-    found = await trio.to_thread.run_sync(_ask_blkid, device.size, head, tail)
-    return found or _ask_own_table(head, tail)
+    return await trio.to_thread.run_sync(signature_in, device.size, head, tail)
+
+
+def signature_in(size: int, head: memoryview, tail: memoryview) -> str | None:
+    """The same of bytes that were read already: the first and last `REACH` of `size`, or all if it is smaller. Takes
+    as long as blkid does.
+    """
+    return _kvfs(head) or _ask_blkid(size, head, tail) or _ask_own_table(head, tail)
 
 
 async def wipe_signatures(device: Device) -> None:
@@ -77,7 +80,7 @@ async def wipe_signatures(device: Device) -> None:
 
     :raises DeviceError:
     """
-    length = min(_REACH, device.size)
+    length = min(REACH, device.size)
     zeros = page_buffer(length)
     await device.write_from(0, zeros)
     await device.write_from(device.size - length, zeros)
@@ -85,7 +88,7 @@ async def wipe_signatures(device: Device) -> None:
 
 
 async def _ends(device: Device) -> tuple[memoryview, memoryview]:
-    length = min(_REACH, device.size)
+    length = min(REACH, device.size)
     head, tail = page_buffer(length), page_buffer(length)
     await device.read_into(0, head)
     await device.read_into(device.size - length, tail)

@@ -18,6 +18,7 @@ from blockdev.space import Space
 from blockdev.types import (
     CHUNK_SLOTS,
     Descriptor,
+    DeviceNo,
     DirtyChunk,
     Epoch,
     Generation,
@@ -169,14 +170,26 @@ class Slots:
         try:
             await self._media.write_descriptor(descriptor)
         except DeviceTimeout:
-            self._late.add(descriptor.address)
-            self._space.quarantine(descriptor.address)
+            self.note_late(descriptor.address)
             raise
         self.note_written(descriptor)
 
     def note_written(self, descriptor: Descriptor) -> None:
         """A record is there after all."""
         self._space.set_sequence(descriptor.address, descriptor.sequence)
+
+    def note_late(self, address: SlotAddress) -> None:
+        """It is not known whether a record was written, or will be: the slot is not used again."""
+        self._late.add(address)
+        self._space.quarantine(address)
+
+    def late_on(self, device: DeviceNo) -> list[SlotAddress]:
+        """Slots of a device whose record may yet change, since a write was given up."""
+        return [address for address in self._late if address.device == device]
+
+    def forget_late(self, address: SlotAddress) -> None:
+        """Whatever was given up there counts for nothing any more."""
+        self._late.discard(address)
 
     async def invalidate(self, refs: Iterable[SlotRef], held: Callable[[], bool] | None = None) -> bool:
         """Free slots, one after the other; they are reused after their limbo.

@@ -2,14 +2,15 @@
 
 Nothing here scans: sums follow every transition, and only regions that have something to give are looked at.
 
-A region or device that is lost is dropped; a device for good. Whoever still holds one of its slots may publish it, give
-it back, free or quarantine it, or add a region that was being formatted: that is then of no consequence, so nobody needs
-to know who lost what first.
+A region or device that is lost is dropped; a region for good. Whoever still holds one of its slots may publish it, give
+it back, free or quarantine it, or add a region that was being formatted: nothing is handed out because of that, so nobody
+needs to know who lost what first. Regions of a lost device are kept aside, in the state that they come to, until it is back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from heapq import heapify, heappop, heappush
 
 from blockdev.errors import Unavailable
@@ -45,6 +46,9 @@ class Space:
         self._unused: dict[DeviceNo, list[RegionNo]] = {}  # heaps: the lowest number first
         self._dropped: set[RegionId] = set()
         self._lost: set[DeviceNo] = set()
+        self._aside: dict[RegionId, Region] = {}
+        """Regions of lost devices: known, and not in any of the other collections."""
+        self._aside_unused: dict[DeviceNo, list[RegionNo]] = {}
         self._tally = Tally()
         self._shelves = [Shelf() for _ in SlotClass]
         self._coldest = [Coldest() for _ in SlotClass]
@@ -55,11 +59,12 @@ class Space:
     # ── regions ──────────────────────────────────────────────────────────────────────────────────────────
 
     def add_region(self, region: Region) -> None:
-        """Use a region, with the slots it has; nothing if its device is lost.
+        """Use a region, with the slots it has; once its device is back, if that is lost.
 
         :raises IllegalTransition: it is there already
         """
         if region.id.device in self._lost:
+            self._aside.setdefault(region.id, region)
             return
         if region.id in self._regions:
             raise IllegalTransition(f"{region.id} is in use")
@@ -79,18 +84,20 @@ class Space:
         region.ledger = self
 
     def add_unused(self, region_id: RegionId) -> None:
-        """Know of a region without a class, to be formatted when one needs it; nothing if its device is lost."""
-        if region_id.device not in self._lost:
+        """Know of a region without a class, to be formatted when one needs it; once its device is back, if it is lost."""
+        if region_id.device in self._lost:
+            self._aside_unused.setdefault(region_id.device, []).append(region_id.region)
+        else:
             self._dropped.discard(region_id)
             heappush(self._unused.setdefault(region_id.device, []), region_id.region)
 
     def region(self, region_id: RegionId) -> Region:
         """
-        :raises Unavailable: it was dropped
+        :raises Unavailable: it was dropped, or its device is lost
         :raises IllegalTransition: there is no such region
         """
         region = self._find(region_id)
-        if region is None:
+        if region is None or region_id.device in self._lost:
             raise Unavailable(f"region {region_id.region} of device {region_id.device} is not used any more")
         return region
 
@@ -211,7 +218,7 @@ class Space:
         region = self._find(region_id)
         if region is not None:
             region.closed = False
-            if region.counts[SlotState.FREE]:
+            if region.counts[SlotState.FREE] and region.ledger is not None:
                 self._shelves[region.slot_class].add(region)
 
     def remove_region(self, region_id: RegionId) -> None:
@@ -229,6 +236,7 @@ class Space:
         """Stop using a region, whatever is in it. Returns it as it was; None if it had no class."""
         self._dropped.add(region_id)
         self._take_unused(region_id)
+        self._aside.pop(region_id, None)
         region = self._regions.get(region_id)
         if region is not None:
             self._forget(region)
@@ -237,11 +245,39 @@ class Space:
     def drop_device(self, device: DeviceNo) -> list[Region]:
         """Stop using a device that is lost. Returns its regions as they were: their owners have lost a part."""
         self._lost.add(device)
-        self._unused.pop(device, None)
+        self._aside_unused.setdefault(device, []).extend(self._unused.pop(device, []))
         dropped = [region for region_id, region in self._regions.items() if region_id.device == device]
         for region in dropped:
             self._forget(region)
+            self._aside[region.id] = region
         return dropped
+
+    def lost_regions(self, device: DeviceNo) -> list[Region]:
+        """The regions that a lost device had, with what became of their slots since."""
+        return [region for region_id, region in self._aside.items() if region_id.device == device]
+
+    def take_back(self, device: DeviceNo, without: Collection[RegionNo] = ()) -> list[Region]:
+        """Use a lost device again, as it was. Returns its regions.
+
+        :param without: regions that are not any more what they were: dropped
+        """
+        self._lost.discard(device)
+        back = [region for region_id, region in self._aside.items() if region_id.device == device]
+        for region in back:
+            del self._aside[region.id]
+        for number in self._aside_unused.pop(device, []):
+            self._restore(RegionId(device, number), None, without)
+        for region in back:
+            self._restore(region.id, region, without)
+        return [region for region in back if region.ledger is not None]
+
+    def _restore(self, region_id: RegionId, region: Region | None, without: Collection[RegionNo]) -> None:
+        if region_id.region in without:
+            self._dropped.add(region_id)
+        elif region is None:
+            self.add_unused(region_id)
+        else:
+            self.add_region(region)
 
     def _forget(self, region: Region) -> None:
         kind = region.slot_class
@@ -261,7 +297,7 @@ class Space:
 
     def _find(self, region_id: RegionId) -> Region | None:
         """None if it was dropped. :raises IllegalTransition: there is no such region"""
-        region = self._regions.get(region_id)
+        region = self._regions.get(region_id) or self._aside.get(region_id)
         if region is None and region_id not in self._dropped and region_id.device not in self._lost:
             raise IllegalTransition(f"{region_id} is not a region in use")
         return region
@@ -287,18 +323,14 @@ class Space:
 
     def give_back(self, ref: SlotRef) -> None:
         """Undo `take`: no record was written. :raises IllegalTransition: it is not reserved"""
-        region = self._current(ref)
-        if region is not None:
-            region.give_back(ref.slot)
+        self._change(ref, lambda region: region.give_back(ref.slot))
 
     def publish(self, ref: SlotRef, owner: ObjectId) -> None:
         """A record of `owner` was written into the slot (`set_sequence`), which was reserved or live.
 
         :raises IllegalTransition: the slot is neither, or in another use
         """
-        region = self._current(ref)
-        if region is not None:
-            region.publish(ref.slot, owner)
+        self._change(ref, lambda region: region.publish(ref.slot, owner))
 
     def touch(self, place: SlotAddress | SlotRef, now: float) -> None:
         """Somebody stored or wanted what is in this slot: it keeps its region from being emptied."""
@@ -311,9 +343,7 @@ class Space:
 
         :raises IllegalTransition: the slot is neither live nor reserved, or in another use
         """
-        region = self._current(ref)
-        if region is not None:
-            region.free(ref.slot, generation, sequence, ready_at)
+        self._change(ref, lambda region: region.free(ref.slot, generation, sequence, ready_at))
 
     def reap(self, now: float, held: Callable[[SlotAddress], bool] = lambda _: False) -> list[SlotRef]:
         """Make the slots reusable whose limbo is over and that nobody holds; returns them with their next generation."""
@@ -397,14 +427,31 @@ class Space:
         """A record with this sequence was written into the slot. :raises IllegalTransition: an older one"""
         region = self._find(RegionId(address.device, address.region))
         if region is not None:
-            region.set_sequence(address.slot, sequence)
+            with self._lenient(region, address.slot):
+                region.set_sequence(address.slot, sequence)
 
-    def _current(self, ref: SlotRef) -> Region | None:
-        """The region of a slot in the use that `ref` names; None if it was dropped."""
+    def _change(self, ref: SlotRef, change: Callable[[Region], None]) -> None:
+        """Change a slot in the use that `ref` names; nothing if its region was dropped.
+
+        :raises IllegalTransition: it is in another use, or cannot be changed like that
+        """
         region = self._find(RegionId(ref.device, ref.region))
-        if region is not None and region.generation[ref.slot] != ref.generation:
-            raise IllegalTransition(f"{tuple(ref)} is another use: now {tuple(region.ref(ref.slot))}")
-        return region
+        if region is None:
+            return
+        with self._lenient(region, ref.slot):
+            if region.generation[ref.slot] != ref.generation:
+                raise IllegalTransition(f"{tuple(ref)} is another use: now {tuple(region.ref(ref.slot))}")
+            change(region)
+
+    @contextmanager
+    def _lenient(self, region: Region, slot: SlotNo) -> Iterator[None]:
+        """Of a device that is lost, whoever holds a slot cannot know what became of it."""
+        try:
+            yield
+        except IllegalTransition:
+            if region.ledger is not None:
+                raise
+            region.quarantine(slot)
 
     # ── what is on media ─────────────────────────────────────────────────────────────────────────────────
 

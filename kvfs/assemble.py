@@ -10,13 +10,22 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from blockdev.errors import BadSuperblock, DeviceError, DeviceMismatch, DeviceTimeout, PoolBusy, WrongDomain
+from blockdev.errors import (
+    BadSuperblock,
+    DeviceError,
+    DeviceMismatch,
+    DeviceTimeout,
+    FabricsError,
+    PoolBusy,
+    WrongDomain,
+)
 from blockdev.file_device import open_file_device
 from blockdev.lease import Leases, local_domain
 from blockdev.opening import OpenOptions, open_pool
 from blockdev.superblocks import read_superblock
 from blockdev.types import ROOT
 from kvfs.config import load_config
+from kvfs.devices import locate, settings_of
 from kvfs.errors import ConfigError, FramesError, MissingDevice
 from kvfs.frames import Arena, open_frames
 from kvfs.fuse.mount import MountOptions, serve
@@ -28,7 +37,9 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from blockdev.device import Device
+    from blockdev.opening import Opened as OpenedPool
     from blockdev.pool import Pool
+    from blockdev.returning import Returning
     from blockdev.types import Superblock
     from kvfs.config import Config
     from kvfs.frames import FrameCache
@@ -48,6 +59,7 @@ class Opened(NamedTuple):
 
     pool: Pool
     config: Config
+    returning: Returning
 
 
 class Assembly(NamedTuple):
@@ -55,6 +67,7 @@ class Assembly(NamedTuple):
 
     pool: Pool
     frames: FrameCache
+    returning: Returning
 
 
 @asynccontextmanager
@@ -68,7 +81,7 @@ async def reading(folder: PoolFolder) -> AsyncIterator[Pool]:
         devices = await stack.enter_async_context(open_devices(config, writable=False))
         await _superblock_of(devices, config)
         options = OpenOptions(domain=local_domain(folder.path.parent), readonly=True)
-        yield await stack.enter_async_context(_pool(devices, folder, options))
+        yield (await stack.enter_async_context(_pool(devices, folder, options))).pool
 
 
 @asynccontextmanager
@@ -90,7 +103,8 @@ async def writing(folder: PoolFolder, purpose: str, config: Config | None = None
             purpose=purpose,
             is_temporary=is_temporary,
         )
-        yield Opened(await stack.enter_async_context(_pool(devices, folder, options)), config)
+        opened = await stack.enter_async_context(_pool(devices, folder, options))
+        yield Opened(opened.pool, config, opened.returning)
 
 
 @asynccontextmanager
@@ -131,7 +145,7 @@ async def assembled(folder: PoolFolder, config: Config, purpose: str) -> AsyncIt
     async with writing(folder, purpose, config) as opened:
         arena = _arena(config, opened.pool.extent_size)
         async with open_frames(arena, opened.pool) as frames:
-            yield Assembly(opened.pool, frames)
+            yield Assembly(opened.pool, frames, opened.returning)
 
 
 def _arena(config: Config, extent_size: int) -> Arena:
@@ -216,12 +230,14 @@ async def _read_superblock(device: Device, config: Config) -> Superblock:
 
 
 @asynccontextmanager
-async def _pool(devices: Sequence[Device], folder: PoolFolder, options: OpenOptions) -> AsyncIterator[Pool]:
+async def _pool(
+    devices: Sequence[Device], folder: PoolFolder, options: OpenOptions
+) -> AsyncIterator[OpenedPool]:
     try:
         async with open_pool(devices, folder.path, options) as opened:
             for number in opened.missing:
                 log.warning("device %d of pool '%s' is missing: its objects are misses", number, folder.name)
-            yield opened.pool
+            yield opened
     except PoolBusy as error:
         raise PoolBusy(f"pool '{folder.name}' cannot be opened now: {error}") from None
     except WrongDomain as error:
@@ -233,32 +249,40 @@ async def _pool(devices: Sequence[Device], folder: PoolFolder, options: OpenOpti
 
 @asynccontextmanager
 async def open_devices(config: Config, *, writable: bool, quiet: bool = False) -> AsyncIterator[list[Device]]:
-    """The devices that are there; a warning for each that is not, unless `quiet`.
+    """The devices that are there; a warning for each that is not, unless `quiet`. Targets are connected.
 
     :raises MissingDevice: none is
     :raises DeviceError: one is there and cannot be used
     """
     devices: list[Device] = []
+    absent: list[Exception] = []
     async with AsyncExitStack() as stack:
-        for path in config.devices:
-            device = await _open_device(path, config, writable=writable, quiet=quiet)
-            if device is not None:
+        for place in await locate(config.devices, settings_of(config)):
+            device = (
+                place
+                if isinstance(place, FabricsError)
+                else await _open_device(place, config, writable=writable)
+            )
+            if isinstance(device, Exception):
+                absent.append(device)
+            else:
                 stack.push_async_callback(device.aclose)
                 devices.append(device)
         if not devices:
             raise MissingDevice(
-                f"none of the devices of pool '{config.name}' is there: {', '.join(map(str, config.devices))}; "
+                f"none of the devices of pool '{config.name}' is there: {'; '.join(map(str, absent))}; "
                 "connect them, or correct 'devices' in the configuration"
             )
+        for error in () if quiet else absent:
+            log.warning("%s; the pool goes on without it", error)
         yield devices
 
 
-async def _open_device(path: Path, config: Config, *, writable: bool, quiet: bool) -> Device | None:
+async def _open_device(path: Path, config: Config, *, writable: bool) -> Device | DeviceError:
+    """The device, or why it is not there. :raises DeviceError: it is there and cannot be used"""
     try:
         return await open_file_device(path, writable=writable, io_timeout=config.io_timeout)
     except DeviceError as error:
         if not (error.errno in _ABSENT or isinstance(error, DeviceTimeout)):
             raise
-        if not quiet:
-            log.warning("%s; the pool goes on without it", error)
-        return None
+        return error

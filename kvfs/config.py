@@ -1,7 +1,9 @@
 """The configuration of a pool: one YAML file, a flat mapping of the keys of `Config`.
 
     name: kv
-    devices: [/dev/nvme1n1, /dev/nvme2n1]
+    devices:
+      - /dev/nvme1n1
+      - nvme+tcp://192.0.2.1/nqn.2014-08.org.example:kv/1
     memory: 16GiB
 
 Scalars are taken as they are written, not as YAML would guess: a size is `512MiB`, a time `5s` or `500ms`, a mode the
@@ -18,6 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import yaml
 
+from blockdev.nvme import Credentials, NamespaceName, Transport, is_uri, parse_namespace
+from blockdev.nvme.names import make_target, read_key_path, read_namespace, read_transport
 from blockdev.types import GIB, MIB
 from kvfs.errors import ConfigError
 from kvfs.sizes import exact_size, parse_size
@@ -29,10 +33,15 @@ if TYPE_CHECKING:
 Durability = Literal["close", "flush"]
 _DURABILITIES: dict[str, Durability] = {"close": "close", "flush": "flush"}
 
+DeviceName = Path | NamespaceName
+"""How a device is named: the absolute path of a block device or file, or a namespace of a target."""
+
 MIN_TIMEOUT = 0.1
 MAX_TIMEOUT = 600.0
 """Of an I/O, in seconds."""
 MIN_MEMORY = 8 * MIB
+NEVER = "never"
+_NAMESPACE_KEYS = ("transport", "address", "nqn", "namespace", "host_key", "controller_key", "tls")
 
 
 class Address(NamedTuple):
@@ -50,8 +59,8 @@ class Config:
     """A pool and how it is mounted. Fields are the file's keys; those without a default must be given."""
 
     name: str
-    devices: tuple[Path, ...]
-    """Block devices or files, absolute, in any order."""
+    devices: tuple[DeviceName, ...]
+    """Block devices, files and namespaces of targets, in any order."""
     durability: Durability = "close"
     """What a closed file survives: a killed process, or with `flush` a power loss too."""
     memory: int = GIB
@@ -60,6 +69,14 @@ class Config:
     """Ask for transparent huge pages for it."""
     io_timeout: float = 5.0
     """Seconds that an I/O may take before it counts as failed."""
+    keep_alive: int = 5
+    """Seconds between two signs of life that a target must give."""
+    fast_io_fail: int = 5
+    """Seconds that I/O waits for a lost connection to come back, before it fails."""
+    reconnect_delay: int = 1
+    """Seconds between two attempts to connect to a target again."""
+    ctrl_loss: int | None = None
+    """Seconds after which the kernel gives up a target and removes its devices; None never."""
     open_verify_limit: int = 32 * MIB
     """Files up to this many bytes are read and verified before open() returns, so that damage is a miss."""
     read_ahead: int = 2
@@ -223,21 +240,81 @@ def _durability(node: yaml.Node) -> Durability:
     return _DURABILITIES[text]
 
 
-def _devices(node: yaml.Node) -> tuple[Path, ...]:
+def _whole_seconds(node: yaml.Node) -> int:
+    """What the kernel counts in whole seconds."""
+    text = _text(node)
+    match = re.fullmatch(r"([0-9]{1,5}) *s?", text, re.ASCII)
+    if match is None or not 1 <= int(match[1]) <= MAX_TIMEOUT:
+        raise ConfigError(f"must be whole seconds from 1s to {MAX_TIMEOUT:g}s, not '{text}'")
+    return int(match[1])
+
+
+def _loss(node: yaml.Node) -> int | None:
+    return None if _text(node) == NEVER else _whole_seconds(node)
+
+
+def _devices(node: yaml.Node) -> tuple[DeviceName, ...]:
     if not isinstance(node, yaml.SequenceNode) or not node.value:
         raise ConfigError("must be a list of paths, such as [/dev/nvme1n1, /dev/nvme2n1]")
-    paths: list[Path] = []
+    names: list[DeviceName] = []
     for item in node.value:
         try:
-            path = Path(_text(item))
+            name = _namespace(item) if isinstance(item, yaml.MappingNode) else parse_device(_text(item))
         except ConfigError as error:
             raise _Mistake(item, f"devices: each {error}") from error
-        if not path.is_absolute():
-            raise _Mistake(item, f"devices: '{path}' is not an absolute path")
-        if path in paths:
-            raise _Mistake(item, f"devices: '{path}' is listed twice")
-        paths.append(path)
-    return tuple(paths)
+        except ValueError as error:
+            raise _Mistake(item, f"devices: {error}") from error
+        if name in names:
+            raise _Mistake(item, f"devices: '{name}' is listed twice")
+        names.append(name)
+    return tuple(names)
+
+
+def parse_device(text: str) -> DeviceName:
+    """A device as it is written in a list or on the command line: an absolute path, or `nvme+tcp://…`.
+
+    :raises ValueError: with a reason for people
+    """
+    if is_uri(text):
+        return parse_namespace(text)
+    path = Path(text)
+    if not path.is_absolute():
+        raise ValueError(f"'{path}' is not an absolute path")
+    return path
+
+
+def _namespace(node: yaml.MappingNode) -> NamespaceName:
+    """A namespace, its parts spelled out. :raises ValueError: with a reason for people"""
+    said: dict[str, yaml.Node] = {}
+    for key, value in node.value:
+        if key.value not in _NAMESPACE_KEYS:
+            raise _Mistake(
+                key, f"devices: unknown key '{key.value}'; known keys are {', '.join(_NAMESPACE_KEYS)}"
+            )
+        if key.value in said:
+            raise _Mistake(key, f"devices: {key.value}: given twice")
+        said[key.value] = value
+    for key in ("nqn", "namespace"):
+        if key not in said:
+            raise _Mistake(node, f"devices: key '{key}' of a namespace is missing")
+    text = {key: _text(value) for key, value in said.items() if key not in ("address", "tls")}
+    host_key, controller_key = (
+        read_key_path(text[key]) if key in text else None for key in ("host_key", "controller_key")
+    )
+    target = make_target(
+        read_transport(text.get("transport", Transport.TCP.value)),
+        _addresses(said.get("address")),
+        text["nqn"],
+        Credentials(host_key, controller_key, tls="tls" in said and _switch(said["tls"])),
+    )
+    return NamespaceName(target, read_namespace(text["namespace"]))
+
+
+def _addresses(node: yaml.Node | None) -> list[str]:
+    """One address, or a list of them: several ways to one target."""
+    if node is None:
+        return []
+    return [_text(item) for item in node.value] if isinstance(node, yaml.SequenceNode) else [_text(node)]
 
 
 def parse_address(text: str) -> Address:
@@ -258,6 +335,10 @@ _READERS: dict[str, Callable[[yaml.Node], Any]] = {
     "memory": _size(MIN_MEMORY),
     "huge_pages": _switch,
     "io_timeout": _seconds,
+    "keep_alive": _whole_seconds,
+    "fast_io_fail": _whole_seconds,
+    "reconnect_delay": _whole_seconds,
+    "ctrl_loss": _loss,
     "open_verify_limit": _size(0),
     "read_ahead": _count(0, 64),
     "lane": _switch,
@@ -273,7 +354,7 @@ _REQUIRED = [field.name for field in fields(Config) if field.default is MISSING]
 
 def render_config(config: Config) -> str:
     """The text that `parse_config` reads back as `config`: what must be said, and what differs from the defaults."""
-    said = {"name": config.name, "devices": [str(path) for path in config.devices]}
+    said = {"name": config.name, "devices": [str(name) for name in config.devices]}
     for field in fields(Config):
         value = getattr(config, field.name)
         if field.name not in said and value != field.default:
@@ -289,6 +370,10 @@ _WRITERS: dict[str, Callable[[Any], Any]] = {
     "lane": bool,
     "allow_other": bool,
     "io_timeout": lambda seconds: f"{seconds:g}s",
+    "keep_alive": lambda seconds: f"{seconds}s",
+    "fast_io_fail": lambda seconds: f"{seconds}s",
+    "reconnect_delay": lambda seconds: f"{seconds}s",
+    "ctrl_loss": lambda seconds: f"{seconds}s",
     "root_mode": lambda mode: f"0o{mode:03o}",
     "read_ahead": int,
 }

@@ -19,6 +19,7 @@ from kvfs.mountpoint import unmount_command, unmount_refused
 from kvfs.report import GAUGES, describe_pool, scrub_report, statistics_of
 from kvfs.sd_notify import notify
 from kvfs.state import MountRecord
+from kvfs.watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,6 +64,7 @@ async def _serve(plan: Plan, announce: Callable[[], None]) -> None:
         def ready(mount: Mount) -> None:
             nursery.start_soon(Service(plan, assembly, mount).run, announce)
 
+        nursery.start_soon(Watch(assembly.pool, assembly.returning, config).run)
         try:
             await serve_mount(assembly, config, path, ready)
         finally:

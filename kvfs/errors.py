@@ -25,7 +25,19 @@
     ├── FramesError            the DRAM tier cannot serve
     │   ├── NoFrames           every frame is pinned and none came free in time: a miss
     │   └── FramesClosed       it was closed meanwhile
-    └── DamageFound            a scrub found data that cannot be read
+    ├── DamageFound            a scrub found data that cannot be read
+    └── ExportError            what a storage node exports could not be changed
+        ├── NoTarget           the kernel's NVMe target, nvmet, is not loaded
+        ├── NoConfigfs         the file system by which it is configured is not mounted
+        ├── NotRoot            only root may
+        ├── UnknownExport      no export of that name, or it has no such part
+        ├── AddressInUse       something else listens there
+        ├── AddressUnusable    not an address of this node, or not with that transport
+        ├── ExportedElsewhere  the device, or the name, is in use by another export
+        ├── DeviceHeld         mounted, swap, or part of another volume
+        ├── NoAuthentication   this kernel cannot check keys
+        ├── ExportFailed       the kernel refused something else
+        └── RestoreIncomplete  some of the exports are not in effect
 
 Every message is one line: what is wrong, and what to do.
 """
@@ -142,3 +154,51 @@ class FramesClosed(FramesError):
 
 class DamageFound(KvfsError):
     """A scrub found data that cannot be read."""
+
+
+class ExportError(KvfsError):
+    """What a storage node exports could not be changed."""
+
+
+class NoTarget(ExportError):
+    """The kernel's NVMe target is not loaded."""
+
+
+class NoConfigfs(ExportError):
+    """The file system by which the kernel's target is configured is not mounted."""
+
+
+class NotRoot(ExportError):
+    """Only root may."""
+
+
+class UnknownExport(ExportError):
+    """There is no export of that name, or it has no such part."""
+
+
+class AddressInUse(ExportError):
+    """Something else listens at the address."""
+
+
+class AddressUnusable(ExportError):
+    """Not an address of this node, or not with that transport."""
+
+
+class ExportedElsewhere(ExportError):
+    """The device, or the name, is in use by another export."""
+
+
+class DeviceHeld(ExportError):
+    """The device is mounted, swap, or part of another volume."""
+
+
+class NoAuthentication(ExportError):
+    """This kernel cannot check keys."""
+
+
+class ExportFailed(ExportError):
+    """The kernel refused something."""
+
+
+class RestoreIncomplete(ExportError):
+    """Some of the exports are not in effect."""

@@ -58,10 +58,11 @@ def parse_mountinfo(text: bytes) -> Iterator[MountEntry]:
     for line in text.splitlines():
         front, _, back = line.partition(b" - ")
         before, after = front.split(b" "), back.split(b" ")
-        yield MountEntry(_plain(before[4]), _plain(after[0]), _plain(after[1]), _plain(before[2]))
+        yield MountEntry(unescaped(before[4]), unescaped(after[0]), unescaped(after[1]), unescaped(before[2]))
 
 
-def _plain(text: bytes) -> str:
+def unescaped(text: bytes) -> str:
+    """A path as /proc writes it, with `\\040` for a blank."""
     return os.fsdecode(_ESCAPE.sub(lambda match: bytes([int(match[1], 8)]), text))
 
 

@@ -24,6 +24,7 @@ from blockdev.creating import CreateOptions, add_device, create_pool, erase, set
 from blockdev.errors import (
     DeviceError,
     DeviceMismatch,
+    FabricsError,
     ForeignSignature,
     FormatError,
     NoSpace,
@@ -35,8 +36,10 @@ from blockdev.lease import Leases, local_domain
 from blockdev.signatures import foreign_signature, wipe_signatures
 from blockdev.superblocks import read_superblock
 from blockdev.types import EXTENT_CLASSES, PAGE, SlotClass
+from kvfs import targets
 from kvfs.assemble import locked, open_devices
-from kvfs.config import Config, Durability, load_config, parse_config, render_config
+from kvfs.config import Config, DeviceName, Durability, load_config, parse_config, render_config
+from kvfs.devices import known_path, locate, settings_of
 from kvfs.errors import ConfigError, MissingDevice
 from kvfs.sizes import format_size
 from kvfs.state import PoolFolder, StateDirectory, write_atomically
@@ -57,14 +60,31 @@ USE_DRIVE = "use drive"
 class PlannedDevice:
     """What is to become of a device.
 
+    :ivar name: as it is to be found again
+    :ivar path: where it is now
     :ivar size: bytes
     :ivar holds: what it holds now and would lose
     """
 
+    name: DeviceName
     path: Path
     action: str
     size: int
     holds: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """How devices may be taken.
+
+    :ivar size: bytes of each device that is to be made as a file
+    :ivar force: what a device holds may be lost
+    :ivar connect: targets may be connected
+    """
+
+    size: int | None
+    force: bool
+    connect: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,24 +113,22 @@ def extent_class(size: int) -> SlotClass:
 
 
 async def plan(
-    state: StateDirectory, paths: Sequence[Path], size: int | None, *, force: bool
+    state: StateDirectory, names: Sequence[DeviceName], options: PlanOptions
 ) -> list[PlannedDevice]:
-    """What would be done with each device. Changes nothing.
+    """What would be done with each device. Changes nothing but that targets are connected.
 
-    :param size: bytes of each device that is to be made as a file
-    :param force: what a device holds may be lost
     :raises MissingDevice: it is not there and cannot be made
     :raises DeviceMismatch: given twice
     :raises ForeignSignature: it holds something
     :raises PoolBusy: it belongs to a pool in use
-    :raises DeviceError:
+    :raises DeviceError, FabricsError:
     """
     planned: list[PlannedDevice] = []
-    for path in _absolute(paths):
-        device = await (_existing(path) if os.path.lexists(path) else _new_file(path, size))
+    for name, path in await _places(names, connect=options.connect):
+        device = await (_existing(name, path) if os.path.lexists(path) else _new_file(path, options.size))
         if device.holds is not None:
-            await _refuse_in_use(state, path)
-            if not force:
+            await refuse_in_use(state, path)
+            if not options.force:
                 raise ForeignSignature(
                     f"{path} is not empty, it holds: {device.holds}; take another device, or --force to overwrite it"
                 )
@@ -118,16 +136,33 @@ async def plan(
     return planned
 
 
-def _absolute(paths: Sequence[Path]) -> list[Path]:
-    seen: dict[Hashable, Path] = {}
-    for path in paths:
-        absolute = Path(os.path.abspath(path))  # noqa: PTH100 (Path.resolve would follow by-id links, which are meant)
-        identity = _identity(absolute)
+async def _places(names: Sequence[DeviceName], *, connect: bool) -> list[tuple[DeviceName, Path]]:
+    """Where the devices are now. :raises DeviceMismatch, FabricsError:"""
+    names = _absolute(names)
+    places: list[tuple[DeviceName, Path]] = []
+    for name, place in zip(names, await locate(names, targets.Settings(), connect=connect), strict=True):
+        if isinstance(place, FabricsError):
+            raise place
+        places.append((name, place))
+    _refuse_twice([(name, _identity(place)) for name, place in places])  # by a path and as a namespace
+    return places
+
+
+def _absolute(names: Sequence[DeviceName]) -> list[DeviceName]:
+    """:raises DeviceMismatch: one is given twice"""
+    # Path.resolve would follow by-id links, which are meant
+    absolute = [Path(os.path.abspath(name)) if isinstance(name, Path) else name for name in names]  # noqa: PTH100
+    _refuse_twice([(name, _identity(name) if isinstance(name, Path) else name) for name in absolute])
+    return absolute
+
+
+def _refuse_twice(identified: Sequence[tuple[DeviceName, Hashable]]) -> None:
+    seen: dict[Hashable, DeviceName] = {}
+    for name, identity in identified:
         if identity in seen:
-            also = "" if seen[identity] == absolute else f", also as {seen[identity]}"
-            raise DeviceMismatch(f"{path} is given twice{also}")
-        seen[identity] = absolute
-    return list(seen.values())
+            also = "" if seen[identity] == name else f", also as {seen[identity]}"
+            raise DeviceMismatch(f"{name} is given twice{also}")
+        seen[identity] = name
 
 
 def _identity(path: Path) -> Hashable:
@@ -152,16 +187,16 @@ async def _new_file(path: Path, size: int | None) -> PlannedDevice:
         raise NoSpace(
             f"{path}: a device of {format_size(size)} is too small for a pool; give a larger --size"
         )
-    return PlannedDevice(path, CREATE_FILE, size, None)
+    return PlannedDevice(path, path, CREATE_FILE, size, None)
 
 
-async def _existing(path: Path) -> PlannedDevice:
+async def _existing(name: DeviceName, path: Path) -> PlannedDevice:
     async with _opened(path, writable=False) as device:
         action = USE_FILE if device.is_file else USE_DRIVE
-        return PlannedDevice(path, action, device.size, await foreign_signature(device))
+        return PlannedDevice(name, path, action, device.size, await foreign_signature(device))
 
 
-async def _refuse_in_use(state: StateDirectory, path: Path) -> None:
+async def refuse_in_use(state: StateDirectory, path: Path) -> None:
     """--force is no licence to pull a device from under a running mount.
 
     :raises PoolBusy:
@@ -201,11 +236,11 @@ async def create(folder: PoolFolder, new: NewPool) -> None:
     :raises DeviceError, OSError:
     """
     options = CreateOptions(new.name, local_domain(folder.path.parent), extent_class(new.extent_size))
-    paths = tuple(device.path for device in new.devices)
+    names = tuple(device.name for device in new.devices)
     with made(folder):
         async with _devices_for(new.devices) as devices:
             await create_pool(devices, options)
-            config = Config(name=new.name, devices=paths, durability=new.durability)
+            config = Config(name=new.name, devices=names, durability=new.durability)
             write_atomically(folder.config, render_config(config))
 
 
@@ -295,7 +330,7 @@ async def add(folder: PoolFolder, planned: Sequence[PlannedDevice], *, force: bo
         for one, device in zip(planned, new, strict=True):
             await add_device(present, device, degraded=force)
             present.append(device)
-            config = replace(config, devices=(*config.devices, one.path))
+            config = replace(config, devices=(*config.devices, one.name))
             write_atomically(folder.config, with_device(folder.config.read_text(), config))
 
 
@@ -311,9 +346,9 @@ def with_device(text: str, config: Config) -> str:
     return render_config(config)
 
 
-def _grown(text: str, devices: yaml.SequenceNode, path: Path) -> str:
-    plain = re.fullmatch(r"/[A-Za-z0-9/._-]+", str(path))
-    entry = str(path) if plain else json.dumps(str(path))  # which YAML reads too
+def _grown(text: str, devices: yaml.SequenceNode, name: DeviceName) -> str:
+    plain = re.fullmatch(r"(?:nvme\+[a-z]+:/)?/[A-Za-z0-9/._:,+=?-]+", str(name))
+    entry = str(name) if plain else json.dumps(str(name))  # which YAML reads too
     at = devices.value[-1].end_mark.index
     if devices.flow_style:
         return f"{text[:at]}, {entry}{text[at:]}"
@@ -322,17 +357,17 @@ def _grown(text: str, devices: yaml.SequenceNode, path: Path) -> str:
     return f"{text[:at]}\n{' ' * devices.start_mark.column}- {entry}{text[at:]}"
 
 
-async def take(folder: PoolFolder, paths: Sequence[Path], *, force: bool) -> None:
+async def take(folder: PoolFolder, names: Sequence[DeviceName], *, force: bool) -> None:
     """Make a pool that exists on its devices known to this host; with `force`, take it from another domain.
 
-    :param paths: its devices; none for those that the configuration lists
+    :param names: its devices; none for those that the configuration lists
     :raises WrongDomain: it is coordinated elsewhere, and `force` is not given
     :raises ConfigError: no devices and no configuration
     :raises PoolBusy, MissingDevice, FormatError, DeviceError, OSError:
     """
     domain = local_domain(folder.path.parent)
-    if paths:
-        config = Config(name=folder.name, devices=tuple(_absolute(paths)))
+    if names:
+        config = Config(name=folder.name, devices=tuple(_absolute(names)))
     else:
         config = load_config(folder.config)
     with made(folder):
@@ -345,7 +380,7 @@ async def take(folder: PoolFolder, paths: Sequence[Path], *, force: bool) -> Non
                     )
                 async with open_devices(config, writable=True) as devices:
                     await set_domain(devices, domain)
-            if paths:
+            if names:
                 write_atomically(folder.config, render_config(config))
 
 
@@ -373,12 +408,14 @@ async def destroy(folder: PoolFolder, *, force: bool) -> None:
 
 
 async def _erase_what_can_be(config: Config) -> None:
-    for path in config.devices:
+    for place in await locate(config.devices, settings_of(config)):
         try:
-            async with _opened(path, writable=True) as device:
+            if isinstance(place, FabricsError):
+                raise place
+            async with _opened(place, writable=True) as device:
                 if await _may_be_of(device, config.name):
                     await erase(device)
-        except DeviceError as error:
+        except (DeviceError, FabricsError) as error:
             log.warning("%s; it is left as it is", error)
 
 
@@ -389,8 +426,11 @@ async def _may_be_of(device: Device, name: str) -> bool:
         return True
 
 
-def size_of(path: Path) -> int | None:
-    """Bytes of a device or file; None if it is not there or may not be asked."""
+def size_of(name: DeviceName) -> int | None:
+    """Bytes of a device or file; None if it is not there or may not be asked. Connects to nothing."""
+    path = known_path(name)
+    if path is None:
+        return None
     try:
         with path.open("rb", buffering=0) as file:
             return file.seek(0, os.SEEK_END)

@@ -9,13 +9,18 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
+from blockdev.file_device import FileDevice
+from blockdev.nvme import LIVE as NVME_LIVE
 from blockdev.scrub import scrub
 from blockdev.types import DeviceNo, SlotClass
+from kvfs import targets
 from kvfs.sizes import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from blockdev.media import Attached
+    from blockdev.nvme import Namespace, Subsystem
     from blockdev.pool import Pool
     from blockdev.space import SpaceTotals
     from kvfs.frames import FrameCache
@@ -40,6 +45,8 @@ GAUGES = (
 LIVE = "live"
 MISSING = "missing"
 LOST = "lost"
+CONNECTING = "connecting"
+SLOW = "slow"
 
 
 def plain(value: object) -> Any:  # noqa: ANN401 (JSON has no narrower type)
@@ -87,19 +94,44 @@ def flat(snapshot: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]
 
 def devices_of(pool: Pool) -> list[Json]:
     """Every device of the pool's table, those that are not here included."""
+    sysfs = targets.fabric().sysfs
     rows: list[Json] = []
     for number, entry in enumerate(pool.superblock.devices):
         attached = pool.media.devices.get(DeviceNo(number))
-        rows.append(
-            {
-                "number": number,
-                "state": MISSING if attached is None else LOST if attached.lost else LIVE,
-                "size": entry.size,
-                "path": None if attached is None else attached.device.name,
-                "uuid": str(entry.uuid),
-            }
-        )
+        row: Json = {
+            "number": number,
+            "state": MISSING,
+            "size": entry.size,
+            "path": None,
+            "uuid": str(entry.uuid),
+        }
+        row |= {"ways": None, "ana": None, "nqn": None}
+        if attached is not None:
+            row |= {"state": _state_of(attached), "path": attached.device.name}
+            held = sysfs.holding(attached.device.name)
+            if held is not None:
+                row |= _fabric_of(*held)
+                if attached.lost and targets.health(*held) == "connecting":
+                    row["state"] = CONNECTING
+        rows.append(row)
     return rows
+
+
+def _state_of(attached: Attached) -> str:
+    if attached.lost:
+        return LOST
+    device = attached.device
+    return SLOW if isinstance(device, FileDevice) and device.statistics().zombies else LIVE
+
+
+def _fabric_of(subsystem: Subsystem, namespace: Namespace) -> Json:
+    live = {one.name for one in subsystem.controllers if one.state == NVME_LIVE}
+    ways = {way.controller: way.ana for way in namespace.ways}
+    return {
+        "ways": f"{len(live & ways.keys())}/{len(subsystem.controllers)}",
+        "ana": ",".join(dict.fromkeys(ana for name, ana in ways.items() if ana and name in live)) or None,
+        "nqn": subsystem.nqn,
+    }
 
 
 def describe_pool(pool: Pool) -> Json:

@@ -12,6 +12,10 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from scripts.lib.lab.errors import Unavailable
+from scripts.lib.lab.image import current
+from scripts.lib.lab.machine import require_qemu
+
 PROBE_SECONDS = 20
 SGLANG = Path(__file__).parent.parent / ".venv-sglang"
 """The virtual environment of SGLang."""
@@ -65,7 +69,13 @@ def lacks_sglang() -> str | None:
 
 @functools.cache
 def lacks_lab() -> str | None:
-    return None if os.environ.get("KVFS_LAB") == "1" else "not inside the lab (KVFS_LAB=1)"
+    """Boots nothing: that the image could be made says that this machine can boot it."""
+    try:
+        current()
+        require_qemu()
+    except Unavailable as reason:
+        return str(reason)
+    return None
 
 
 def lacks_traces() -> str | None:

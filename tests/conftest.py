@@ -23,6 +23,7 @@ settings.register_profile("long", settings.get_profile("default"), max_examples=
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also slow tests, and more hypothesis examples")
+    parser.addoption("--no-lab", action="store_true", help="leave out what boots emulated machines")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -35,11 +36,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--long"):
-        return
+    left_out = {} if config.getoption("--long") else {"slow": "slow: run with --long"}
+    if config.getoption("--no-lab"):
+        left_out["lab"] = "left out by --no-lab"
     for item in items:
-        if item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.skip(reason="slow: run with --long"))
+        for marker, reason in left_out.items():
+            if item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

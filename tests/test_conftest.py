@@ -93,17 +93,23 @@ def test_undeclared_warnings_fail_a_test(tmp_path: Path) -> None:
 
 
 def test_missing_capabilities_skip_with_the_reason(tmp_path: Path) -> None:
-    output = run_tests(tmp_path, MARKED).stdout
+    output = run_tests(tmp_path, MARKED, KVFS_LAB_CACHE=str(tmp_path)).stdout
     assert "2 skipped" in output
-    assert "not inside the lab" in output
+    assert "the lab has no image" in output
     assert "run with --long" in output
-    assert "1 passed, 1 skipped" in run_tests(tmp_path, MARKED, "--long").stdout
+    assert "1 passed, 1 skipped" in run_tests(tmp_path, MARKED, "--long", KVFS_LAB_CACHE=str(tmp_path)).stdout
+
+
+def test_the_lab_can_be_left_out(tmp_path: Path) -> None:
+    output = run_tests(tmp_path, MARKED, "--no-lab").stdout
+    assert "2 skipped" in output
+    assert "left out by --no-lab" in output
 
 
 @pytest.mark.parametrize(
-    "required, says", [("lab", "KVFS_REQUIRE=lab, but not inside the lab"), ("warp", "unknown")]
+    "required, says", [("lab", "KVFS_REQUIRE=lab, but the lab has no image"), ("warp", "unknown")]
 )
 def test_required_capabilities_fail_instead(tmp_path: Path, required: str, says: str) -> None:
-    outcome = run_tests(tmp_path, MARKED, KVFS_REQUIRE=required)
+    outcome = run_tests(tmp_path, MARKED, KVFS_REQUIRE=required, KVFS_LAB_CACHE=str(tmp_path))
     assert outcome.returncode != 0
     assert says in outcome.stdout + outcome.stderr

@@ -78,6 +78,27 @@ EXIT_CODES: dict[type[Exception], int] = {
     block.IsDirectory: 75,
     block.RecordTooLarge: 76,
     block.BadName: 77,
+    # what a storage node exports
+    kvfs.ExportError: 80,
+    kvfs.NoTarget: 81,
+    kvfs.NoConfigfs: 82,
+    kvfs.NotRoot: 83,
+    kvfs.UnknownExport: 84,
+    kvfs.AddressInUse: 85,
+    kvfs.AddressUnusable: 86,
+    kvfs.ExportedElsewhere: 87,
+    kvfs.DeviceHeld: 88,
+    kvfs.NoAuthentication: 89,
+    kvfs.ExportFailed: 90,
+    kvfs.RestoreIncomplete: 91,
+    # targets over fabrics
+    block.FabricsError: 100,
+    block.NoNvmeCli: 101,
+    block.FabricsTimeout: 102,
+    block.TargetUnreachable: 103,
+    block.WrongTransport: 104,
+    block.HostRefused: 105,
+    block.KeyRefused: 106,
 }
 
 _BY_NAME = {error.__name__: code for error, code in EXIT_CODES.items()}

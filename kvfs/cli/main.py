@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kvfs import __version__
-from kvfs.cli import mount, objects, pool, stats
+from kvfs.cli import export, mount, objects, pool, stats, target
 from kvfs.cli.exit_codes import INTERRUPTED, OK, exit_code
 from kvfs.cli.failures import EXPECTED, describe, expected
 from kvfs.cli.options import Group
@@ -49,7 +49,16 @@ def cli(context: click.Context, state_dir: Path | None) -> None:
     )
 
 
-for noun in (mount.mount, mount.umount, pool.pool, objects.ls, objects.stat, stats.stats):
+for noun in (
+    mount.mount,
+    mount.umount,
+    pool.pool,
+    target.target,
+    objects.ls,
+    objects.stat,
+    stats.stats,
+    export.export,
+):
     cli.add_command(noun)
 
 

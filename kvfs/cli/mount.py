@@ -187,7 +187,7 @@ async def _embedded(state: StateDirectory, mount_point: str, size: int) -> PoolF
         return folder
     with provision.made(folder):
         folder.devices.mkdir(exist_ok=True)
-        planned = await provision.plan(state, [folder.devices / "0"], size, force=True)
+        planned = await provision.plan(state, [folder.devices / "0"], provision.PlanOptions(size, force=True))
         await provision.create(folder, provision.NewPool(folder.name, planned, 4 * MIB, "close"))
     return folder
 

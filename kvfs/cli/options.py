@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import functools
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from blockdev.nvme import is_uri
 from kvfs.cli.render import Style
-from kvfs.config import Address, parse_address
+from kvfs.config import Address, DeviceName, parse_address, parse_device
 from kvfs.errors import ConfigError
 from kvfs.provision import extent_class
 from kvfs.sizes import parse_size
-from kvfs.state import check_pool_name
+from kvfs.state import StateDirectory, check_pool_name, default_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -72,6 +75,16 @@ class PoolName(ParameterType):
             self.fail(str(error), param, ctx)
 
 
+def complete_pool(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """The pools of this host, for whoever presses the tabulator key."""
+    chosen: Path | None = context.find_root().params.get("state_dir")
+    state = StateDirectory(chosen or default_root(os.environ, os.geteuid()))
+    try:
+        return [folder.name for folder in state if folder.name.startswith(incomplete)]
+    except OSError:
+        return []
+
+
 class AddressType(ParameterType):
     """Where to listen."""
 
@@ -84,6 +97,25 @@ class AddressType(ParameterType):
             return parse_address(value)
         except ConfigError as error:
             self.fail(str(error), param, ctx)
+
+
+class Parsed(ParameterType):
+    """Whatever a function reads that raises ValueError, with a reason, for what it cannot."""
+
+    def __init__(self, name: str, parse: Callable[[str], object]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> object:  # noqa: ANN401 (click's)
+        try:
+            return self._parse(value) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def named_device(text: str) -> DeviceName:
+    """A device on the command line: a path, or a namespace's URI. :raises ValueError: with a reason for people"""
+    return parse_device(text) if is_uri(text) else Path(text)
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object with exact numbers.")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
@@ -15,7 +13,16 @@ from blockdev.errors import PoolBusy
 from kvfs import provision
 from kvfs.assemble import reading, writing
 from kvfs.cli.exit_codes import exit_code
-from kvfs.cli.options import ExtentSize, Group, PoolName, Size, styled
+from kvfs.cli.options import (
+    ExtentSize,
+    Group,
+    Parsed,
+    PoolName,
+    Size,
+    complete_pool,
+    named_device,
+    styled,
+)
 from kvfs.cli.render import Column, Row, Style, Unit, as_json, fields, message, progress, table, write
 from kvfs.cli.running import (
     IDLE,
@@ -35,7 +42,7 @@ from kvfs.report import describe_pool, scrub_report
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvfs.config import Durability
+    from kvfs.config import DeviceName, Durability
     from kvfs.control import Json
     from kvfs.state import PoolFolder, StateDirectory
 
@@ -65,14 +72,24 @@ DEVICE_COLUMNS = (
     Column("number", Unit.COUNT),
     Column("state"),
     Column("size", Unit.BYTES),
+    Column("ways"),
     Column("path"),
     Column("uuid", shown=False),
+    Column("ana", shown=False),
+    Column("nqn", shown=False),
 )
-PLAN_COLUMNS = (Column("action"), Column("size", Unit.BYTES), Column("path"), Column("holds"))
+PLAN_COLUMNS = (
+    Column("action"),
+    Column("size", Unit.BYTES),
+    Column("path"),
+    Column("holds"),
+    Column("name", shown=False),
+)
 DAMAGE_COLUMNS = (Column("path"), Column("size", Unit.BYTES), Column("dropped"), Column("reason"))
 
+name_argument = click.argument("name", shell_complete=complete_pool)
 device_arguments = click.argument(
-    "devices", metavar="DEVICE...", nargs=-1, required=True, type=click.Path(path_type=Path, readable=False)
+    "devices", metavar="DEVICE...", nargs=-1, required=True, type=Parsed("device", named_device)
 )
 size_option = click.option("--size", type=Size(), help="Size of each DEVICE that is made as a file.")
 force_option = click.option("--force", is_flag=True, help="Overwrite what a device holds.")
@@ -124,13 +141,14 @@ def pool() -> None:
 def create_(
     state: StateDirectory,
     name: str,
-    devices: tuple[Path, ...],
+    devices: tuple[DeviceName, ...],
     style: Style,
     **options: Unpack[CreateOptions],
 ) -> None:
     """Make the pool NAME of one or more DEVICEs: block devices, or files.
 
-    A DEVICE that is not there is made as a file of --size, all of it allocated. A device that holds something, such as
+    A DEVICE may also be a namespace of a target over fabrics, such as nvme+tcp://192.0.2.1/NQN/1 (see `kvfs target`): it
+    is connected, now and whenever the pool is mounted. A path that is not there is made as a file of --size, all of it allocated. A device that holds something, such as
     a file system or another pool, is refused unless --force is given. The pool's configuration is written to pool.yaml
     in its folder of the state directory; -H, -p, -o and --json are for --dry-run.
     """
@@ -148,13 +166,23 @@ def create_(
 
 
 def _plan(
-    state: StateDirectory, devices: Sequence[Path], options: AddOptions
+    state: StateDirectory, devices: Sequence[DeviceName], options: AddOptions
 ) -> list[provision.PlannedDevice]:
-    return trio.run(partial(provision.plan, state, devices, options["size"], force=options["force"]))
+    how = provision.PlanOptions(options["size"], options["force"], connect=not options["dry_run"])
+    return trio.run(provision.plan, state, devices, how)
 
 
 def _show_plan(command: str, planned: Sequence[provision.PlannedDevice], style: Style) -> None:
-    rows: list[Row] = [asdict(device) | {"path": str(device.path)} for device in planned]
+    rows: list[Row] = [
+        {
+            "name": str(device.name),
+            "path": str(device.path),
+            "action": device.action,
+            "size": device.size,
+            "holds": device.holds,
+        }
+        for device in planned
+    ]
     write(
         as_json(command, {"dry_run": True, "devices": rows})
         if style.json
@@ -186,14 +214,14 @@ def list_(state: StateDirectory, style: Style) -> int | None:
     return failure
 
 
-def _listed(folder: PoolFolder, paths: Sequence[Path] | None) -> Json:
+def _listed(folder: PoolFolder, names: Sequence[DeviceName] | None) -> Json:
     mounts = mounts_of(folder)
     how = state_of(mounts)
     return {
         "name": folder.name,
-        "state": "unreadable" if paths is None and how == IDLE else how,
-        "devices": None if paths is None else len(paths),
-        "size": None if paths is None else sum(provision.size_of(path) or 0 for path in paths),
+        "state": "unreadable" if names is None and how == IDLE else how,
+        "devices": None if names is None else len(names),
+        "size": None if names is None else sum(provision.size_of(name) or 0 for name in names),
         "config": str(folder.config),
         "mounts": _mounts(mounts),
     }
@@ -220,13 +248,15 @@ def _with_mounts(row: Json) -> Json:
 
 
 @pool.command("status", short_help="Show a pool and its devices.")
-@click.argument("name")
+@name_argument
 @styled(DEVICE_COLUMNS)
 @click.pass_obj
 def status(state: StateDirectory, name: str, style: Style) -> None:
     """Show the pool NAME and its devices: from the running mount, or else from the media.
 
-    A device is `live`, `missing`, or `lost` when it failed too often. -H, -p and -o apply to the devices.
+    A device is `live`, `slow` while something is stuck in it, `lost` when it failed or went away, `connecting` when that is
+    a namespace whose target the kernel tries to reach, or `missing` since the pool was opened. WAYS are the connections to
+    its target: how many work, of how many. -H, -p and -o apply to the devices.
     """
     folder = state.known(name)
     mounts = mounts_of(folder)
@@ -251,7 +281,7 @@ async def _read_status(folder: PoolFolder) -> Json:
 
 
 @pool.command("add", short_help="Add devices to a pool.")
-@click.argument("name")
+@name_argument
 @device_arguments
 @size_option
 @force_option
@@ -259,7 +289,11 @@ async def _read_status(folder: PoolFolder) -> Json:
 @styled(PLAN_COLUMNS)
 @click.pass_obj
 def add(
-    state: StateDirectory, name: str, devices: tuple[Path, ...], style: Style, **options: Unpack[AddOptions]
+    state: StateDirectory,
+    name: str,
+    devices: tuple[DeviceName, ...],
+    style: Style,
+    **options: Unpack[AddOptions],
 ) -> None:
     """Add one or more DEVICEs to the pool NAME, which must not be mounted.
 
@@ -275,7 +309,7 @@ def add(
 
 
 @pool.command("scrub", short_help="Verify everything that a pool holds.")
-@click.argument("name")
+@name_argument
 @styled(DAMAGE_COLUMNS)
 @click.pass_obj
 def scrub(state: StateDirectory, name: str, style: Style) -> None:
@@ -319,11 +353,11 @@ async def _scrub(folder: PoolFolder, on_progress: Callable[[Json], None]) -> Jso
 
 
 @pool.command("take", short_help="Adopt a pool that is on its devices already.")
-@click.argument("name")
-@click.argument("devices", metavar="[DEVICE...]", nargs=-1, type=click.Path(path_type=Path, readable=False))
+@name_argument
+@click.argument("devices", metavar="[DEVICE...]", nargs=-1, type=Parsed("device", named_device))
 @click.option("--force", is_flag=True, help="Take it from another host, which must not use it any more.")
 @click.pass_obj
-def take(state: StateDirectory, name: str, devices: tuple[Path, ...], force: bool) -> None:
+def take(state: StateDirectory, name: str, devices: tuple[DeviceName, ...], force: bool) -> None:
     """Make the pool NAME, which exists on its DEVICEs, known to this host.
 
     For a pool that was moved here, or whose state directory was lost. What the pool holds stays. A pool belongs to the
@@ -335,7 +369,7 @@ def take(state: StateDirectory, name: str, devices: tuple[Path, ...], force: boo
 
 
 @pool.command("destroy", short_help="Remove a pool and all that is in it.")
-@click.argument("name")
+@name_argument
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @click.option("--force", is_flag=True, help="Go on where a device is missing or cannot be erased.")
 @click.pass_obj

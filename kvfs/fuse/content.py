@@ -47,6 +47,7 @@ class DraftExtent:
     :ivar sending: what it will hold, if nothing goes wrong
     :ivar sent: so many bytes from its beginning, whole pages, are in the slot as they are in the frame
     :ivar reach: so many will be, when the write that is under way has ended
+    :ivar promised: a record says, or is about to say, that its bytes are in this slot: it stays there
     :ivar dead: cut off; whoever works on it lets it go
     """
 
@@ -55,6 +56,7 @@ class DraftExtent:
         "frame",
         "index",
         "owner",
+        "promised",
         "reach",
         "saved",
         "sending",
@@ -77,6 +79,7 @@ class DraftExtent:
         self.sending: Saved | None = None
         self.sent = 0
         self.reach = 0
+        self.promised = False
         self.dead = False
 
     @property

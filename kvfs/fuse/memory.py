@@ -14,7 +14,7 @@ from functools import partial
 
 import trio
 
-from blockdev.errors import BlockError, NoSpace
+from blockdev.errors import BlockError, DeviceError, DeviceTimeout, NoSpace, Unavailable
 from blockdev.locks import KeyedLocks
 from blockdev.types import SlotRef, Xxh3
 from kvfs.errors import FramesClosed, FramesError
@@ -202,8 +202,13 @@ class DraftMemory:
         """
         await self._saver.digested(extent)
         state = self._newest(extent)
-        if state is None or self._pool.slot_size(state.length) < extent.slot_size:
+        if (
+            state is None
+            or self._pool.slot_size(state.length) < extent.slot_size
+            or self._should_move(extent)
+        ):
             state = await nursery.start(self._settle, extent)
+        extent.promised = True
         assert extent.slot is not None
         return extent.slot, state.xxh3
 
@@ -212,11 +217,12 @@ class DraftMemory:
 
         def begin(state: Saved) -> None:
             nonlocal begun
-            begun = True
+            begun = extent.promised = True
             task_status.started(state)
 
         try:
             async with self._hold(extent):
+                await self._leave_lost_device(extent)
                 if self._newest(extent) is None:
                     await self._load(extent)
                 await self._move_to_smaller(extent, extent.used)
@@ -224,7 +230,7 @@ class DraftMemory:
                 if state is not None:
                     begin(state)
                 else:
-                    await self._saver.save(extent, begin)
+                    await self._save(extent, begin)
         except (BlockError, FramesError) as error:
             if not begun:
                 raise
@@ -319,12 +325,40 @@ class DraftMemory:
         extent.slot, extent.slot_size = smaller, size
         extent.saved, extent.sent = None, 0
 
+    async def _save(self, extent: DraftExtent, on_digest: Callable[[Saved], object] = lambda _: None) -> None:
+        """Write all of an extent, which has a frame, to its slot; to another one if the device is lost under it."""
+        await self._leave_lost_device(extent)
+        try:
+            await self._saver.save(extent, on_digest)
+        except DeviceTimeout:
+            raise  # to write it again elsewhere would take longer than an operation may
+        except (DeviceError, Unavailable):
+            if not self._should_move(extent):
+                raise
+        else:
+            return
+        await self._leave_lost_device(extent)
+        await self._saver.save(extent, on_digest)
+
+    def _should_move(self, extent: DraftExtent) -> bool:
+        """Whether its slot is on a device that is lost, and its bytes still in memory."""
+        if extent.slot is None or extent.frame is None or extent.promised:
+            return False
+        return self._pool.is_lost(extent.slot)
+
+    async def _leave_lost_device(self, extent: DraftExtent) -> None:
+        """Take a slot on another device, if its own is on one that is lost and it can."""
+        if self._should_move(extent):
+            slot = await self._reserve(extent.slot_size)
+            self._give_back(extent)
+            extent.slot, extent.saved, extent.sent = slot, None, 0
+
     async def _save_quietly(self, extent: DraftExtent) -> None:
         """Save; what goes wrong is the draft's to tell."""
         try:
             async with self._hold(extent):
                 if not extent.dead and extent.frame is not None and not extent.is_saved:
-                    await self._saver.save(extent)
+                    await self._save(extent)
         except (BlockError, FramesError) as error:
             extent.owner.fail(error)
 
@@ -333,7 +367,11 @@ class DraftMemory:
         try:
             async with self._hold(extent):
                 if not extent.dead and extent.frame is not None and (stop := self._saver.part_of(extent)):
+                    await self._leave_lost_device(extent)
                     await self._saver.send(extent, stop)
+        except (DeviceError, Unavailable) as error:
+            if isinstance(error, DeviceTimeout) or not self._should_move(extent):
+                extent.owner.fail(error)  # else all of it goes elsewhere, when it is whole
         except (BlockError, FramesError) as error:
             extent.owner.fail(error)
 
@@ -357,7 +395,7 @@ class DraftMemory:
                     del extent.owner.prepared[extent.index]
                     extent.dead = True
                 if extent.frame is not None and not extent.dead and not extent.is_saved:
-                    await self._saver.save(extent)
+                    await self._save(extent)
                 if extent.is_saved and extent.frame is not None:
                     self.spilled += 1
                     self._drop_frame(extent)

@@ -49,7 +49,7 @@ environment_build() {
 }
 
 # What is asked for is what is used, not package names: a Python from elsewhere with its headers is as good.
-# Both add to the caller's `packages`.
+# They add to the caller's `packages`.
 need_to_run() {
     have fusermount3 || packages+=(fuse3)
     have blkid || packages+=(util-linux)
@@ -68,6 +68,14 @@ need_to_build() {
     "$python" -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3-venv)
     "$python" -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null \
         || packages+=(python3-dev)
+}
+
+need_to_lab() {
+    have qemu-system-x86_64 || packages+=(qemu-system-x86)
+    have setpriv || packages+=(util-linux)
+    have mkfs.ext4 || packages+=(e2fsprogs)
+    have mmdebstrap || packages+=(mmdebstrap)
+    [[ -e /usr/share/keyrings/debian-archive-keyring.gpg ]] || packages+=(debian-archive-keyring)
 }
 
 have() { command -v "$1" >/dev/null; }

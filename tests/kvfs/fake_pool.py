@@ -12,7 +12,7 @@ from typing import Unpack
 import trio
 from xxhash import xxh3_64_intdigest
 
-from blockdev.errors import ChecksumError, Exists, IsDirectory, Missing, NoSpace, NotEmpty, Raced
+from blockdev.errors import ChecksumError, Exists, IsDirectory, Missing, NoSpace, NotEmpty, Raced, Unavailable
 from blockdev.layout import pack_descriptor
 from blockdev.publication import NewObject
 from blockdev.publisher import Arrived
@@ -64,6 +64,10 @@ class FakePool:
         self.on_changed: list[Callable[[Foreign | None], None]] = []
         self.alone = True
         self.capacity = capacity
+        self.lost: set[SlotRef] = set()
+        """Slots on a device that is lost; writing to one fails."""
+        self.lose_at_write = False
+        """The next write loses the device of its slot."""
         self.slots: dict[SlotRef, bytearray] = {}
         self.reserved: set[SlotRef] = set()
         self.pins: Counter[tuple[ObjectId, Stamp]] = Counter()
@@ -163,6 +167,9 @@ class FakePool:
         self.reserved.add(ref)
         return ref
 
+    def is_lost(self, ref: SlotRef) -> bool:
+        return ref in self.lost
+
     def give_back(self, ref: SlotRef) -> None:
         self.reserved.remove(ref)
         del self.slots[ref]
@@ -173,6 +180,11 @@ class FakePool:
         assert not at % PAGE
         assert at + len(data) <= len(self.slots[ref])
         await self._step("write")
+        if self.lose_at_write:
+            self.lost.add(ref)
+            self.lose_at_write = False
+        if self.is_lost(ref):
+            raise Unavailable("the device is lost")
         assert ref in self.reserved, "given back while it was written"
         self.writes += 1
         self.slots[ref][at : at + len(data)] = data

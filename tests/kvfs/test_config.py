@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blockdev.nvme import parse_namespace
 from kvfs.config import (
+    _NAMESPACE_KEYS,
     MAX_TIMEOUT,
     MIN_MEMORY,
     MIN_TIMEOUT,
@@ -83,6 +85,30 @@ def test_times(text, seconds):
     assert parse_config(f"{LEAST}io_timeout: {text}", "x").io_timeout == seconds
 
 
+def test_namespaces_in_full_and_in_short():
+    short = "nvme+rdma://192.0.2.1,192.0.2.2:4421/nqn.x/7?host-key=/etc/host.key&tls=yes"
+    text = """
+name: kv
+keep_alive: 7s
+ctrl_loss: 60
+devices:
+- /dev/a
+- transport: rdma
+  address: [192.0.2.1, 192.0.2.2:4421]
+  nqn: nqn.x
+  namespace: 7
+  host_key: /etc/host.key
+  tls: true
+"""
+    config = parse_config(text, "x")
+    assert config.devices == (Path("/dev/a"), parse_namespace(short))
+    assert (config.keep_alive, config.ctrl_loss) == (7, 60)
+    assert f"- {short}\n" in render_config(config)
+    assert parse_config(render_config(config), "y") == config
+    plain = "name: kv\nctrl_loss: never\ndevices: [{nqn: nqn.x, namespace: 7, address: 192.0.2.1}]"
+    assert parse_config(plain, "x").devices == (parse_namespace("nvme+tcp://192.0.2.1/nqn.x/7"),)
+
+
 def test_optional_key_without_value_has_its_default():
     assert parse_config(LEAST + "memory:\nmetrics: ~\n", "x") == parse_config(LEAST, "x")
 
@@ -108,7 +134,24 @@ def test_optional_key_without_value_has_its_default():
         ("name: kv\ndevices: []", "x:2: devices: must be a list of paths"),
         ("name: kv\ndevices:\n- /a\n- b\n", "x:4: devices: 'b' is not an absolute path"),
         ("name: kv\ndevices:\n- /a\n- /a\n", "x:4: devices: '/a' is listed twice"),
-        ("name: kv\ndevices:\n- /a\n- a: b\n", "x:4: devices: each must be a single value, not a mapping"),
+        (
+            "name: kv\ndevices:\n- /a\n- a: b\n",
+            "x:4: devices: unknown key 'a'; known keys are transport, address,",
+        ),
+        ("name: kv\ndevices:\n- /a\n- [b]\n", "x:4: devices: each must be a single value, not a list"),
+        ("name: kv\ndevices:\n- nqn: nqn.x\n  nqn: nqn.y\n", "x:4: devices: nqn: given twice"),
+        ("name: kv\ndevices:\n- nqn: nqn.x\n", "x:3: devices: key 'namespace' of a namespace is missing"),
+        ("name: kv\ndevices:\n- {nqn: nqn.x, namespace: 1}\n", "x:3: devices: an address is missing"),
+        (
+            "name: kv\ndevices:\n- {nqn: nqn.x, namespace: 1, address: a, host_key: 'DHHC-1:00:x:'}\n",
+            "x:3: devices: a secret may not stand here",
+        ),
+        (
+            "name: kv\ndevices:\n- nvme+tcp://a/nqn.x\n",
+            "x:3: devices: 'nvme+tcp://a/nqn.x' lacks the namespace",
+        ),
+        (LEAST + "keep_alive: 500ms", "x:3: keep_alive: must be whole seconds from 1s to 600s, not '500ms'"),
+        (LEAST + "ctrl_loss: 0", "x:3: ctrl_loss: must be whole seconds from 1s to 600s, not '0'"),
         (LEAST + "memory: 4GB", "x:3: memory: '4GB' is ambiguous: write 4GiB"),
         (LEAST + "memory:\n\n  lots", "x:5: memory: 'lots' is not a size"),
         (LEAST + "memory: 4MiB", "x:3: memory: must be at least 8MiB, not 4MiB"),
@@ -203,11 +246,15 @@ def test_rendered_configuration_says_no_more_than_it_must():
 
 def test_documentation_lists_every_key_with_its_default():
     text = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
-    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", text, re.MULTILINE))
+    text, _, parts = text.partition("\n## Namespaces of targets")
+    rows, its = (dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", one, re.MULTILINE)) for one in (text, parts))
+    assert list(its) == list(_NAMESPACE_KEYS)
     assert list(rows) == [field.name for field in fields(Config)]
     defaults: dict[str, Any] = {field.name: field.default for field in fields(Config)}
     for key in ("memory", "open_verify_limit"):
         assert rows[key] == f"`{exact_size(defaults[key])}`"
     for key in ("huge_pages", "lane", "allow_other", "durability", "read_ahead"):
         assert rows[key] == f"`{str(defaults[key]).lower()}`"
-    assert rows["io_timeout"] == f"`{defaults['io_timeout']:g}s`"
+    for key in ("io_timeout", "keep_alive", "fast_io_fail", "reconnect_delay"):
+        assert rows[key] == f"`{defaults[key]:g}s`"
+    assert rows["ctrl_loss"] == "`never`"

@@ -15,7 +15,7 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockdev.errors import DeviceError, DeviceTimeout, NoSpace
+from blockdev.errors import DeviceError, DeviceTimeout, NoSpace, Unavailable
 from blockdev.types import ROOT, Descriptor
 from kvfs.errors import NoFrames
 from kvfs.frames import Arena, FrameCache, open_frames
@@ -96,6 +96,49 @@ async def test_publishing(length):
         assert not await draft.publish()
         assert await b.published() == pattern(length)
         draft.close()
+        b.check_nothing_is_left()
+
+
+@pytest.mark.parametrize("when", ["before it was written", "after it was written"])
+async def test_what_is_still_in_memory_leaves_a_lost_device(when):
+    async with bench() as b:
+        draft = b.draft()
+        await draft.write(0, pattern(2 * EXTENT))
+        if when == "after it was written":
+            await trio.testing.wait_all_tasks_blocked()
+            assert b.pool.writes == 2
+        b.pool.lost |= b.pool.reserved
+        await draft.write(2 * EXTENT, pattern(EXTENT))
+        assert await draft.publish()
+        assert await b.published() == pattern(2 * EXTENT) + pattern(EXTENT)
+        assert not b.pool.lost & {extent.ref for extent in b.record().extents}
+        draft.close()
+        b.check_nothing_is_left()
+
+
+async def test_a_write_that_meets_the_loss_goes_elsewhere():
+    async with bench() as b:
+        draft = b.draft()
+        b.pool.lose_at_write = True
+        await draft.write(0, pattern(EXTENT))
+        await trio.testing.wait_all_tasks_blocked()
+        assert b.pool.lost
+        assert await draft.publish()
+        assert await b.published() == pattern(EXTENT)
+        draft.close()
+        b.check_nothing_is_left()
+
+
+async def test_one_that_its_record_was_made_for_fails():
+    """While a record is made ready, the bytes that it is about are on their way to where it says."""
+    async with bench() as b:
+        draft = b.draft()
+        await draft.write(0, pattern(EXTENT - 1))
+        b.pool.lose_at_write = True
+        with pytest.raises(Unavailable):
+            await draft.publish()
+        draft.close()
+        await trio.testing.wait_all_tasks_blocked()
         b.check_nothing_is_left()
 
 

@@ -1,0 +1,139 @@
+"""Watches the devices of a mounted pool: what goes away is not waited for, what comes back is used again.
+
+The kernel knows within moments that the connection to a target is gone, while I/O to it waits for the connection to
+come back, up to `fast_io_fail`. A cache need not wait: the device counts as lost, so that its objects are misses and
+what is stored goes to the others. When the kernel has its connection back, or the device can be opened again, it is
+taken back after it was seen to be the one that was lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from blockdev.errors import BlockError, FabricsError
+from blockdev.file_device import open_file_device
+from kvfs import targets
+from kvfs.devices import locate, settings_of
+
+if TYPE_CHECKING:
+    from blockdev.pool import Pool
+    from blockdev.returning import Returning
+    from blockdev.types import DeviceNo
+    from kvfs.config import Config, DeviceName
+    from kvfs.targets import Fabric
+
+log = logging.getLogger(__name__)
+
+INTERVAL: Final = 0.5
+"""Seconds between two looks."""
+PATIENCE: Final = 2
+"""Looks in a row at which a device must be out of reach to count as lost: a connection may be back in between."""
+RETRY: Final = 1.0
+RETRY_MAX: Final = 15.0
+"""Seconds until a device that could not be taken back is tried again: doubled each time, up to the second."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    """What is known of one device.
+
+    :ivar over_fabrics: it is a namespace, so that the kernel tells how it is
+    :ivar away: looks in a row at which it was out of reach
+    :ivar retry_at: when to try again to take it back
+    """
+
+    name: DeviceName
+    over_fabrics: bool
+    away: int = 0
+    retry_at: float = -math.inf
+    retry_after: float = RETRY
+    returning: bool = False
+
+
+class Watch:
+    """Over the devices of one pool, those that were there when it was opened."""
+
+    def __init__(
+        self, pool: Pool, returning: Returning, config: Config, fabric: Fabric | None = None
+    ) -> None:
+        self._media = pool.media
+        self._returning = returning
+        self._config = config
+        self._fabric = fabric or targets.fabric()
+        self._watched: dict[DeviceNo, _Watched] = {}
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        await self._begin()
+        async with trio.open_nursery() as nursery:
+            while True:
+                for number, one in self._watched.items():
+                    if self._media.available(number):
+                        self._look(number, one)
+                    elif not one.returning and self._may_be_back(number, one):
+                        one.returning = True
+                        nursery.start_soon(self._take_back, number, one)
+                await trio.sleep(INTERVAL)
+
+    async def _begin(self) -> None:
+        names = self._config.devices
+        places = await locate(names, settings_of(self._config), connect=False)
+        named = {str(place): name for name, place in zip(names, places, strict=True)}
+        for number, attached in self._media.devices.items():
+            path = attached.device.name
+            name = named.get(path, Path(path))
+            self._watched[number] = _Watched(name, self._fabric.sysfs.holding(path) is not None)
+
+    def _look(self, number: DeviceNo, one: _Watched) -> None:
+        if not one.over_fabrics or self._carries(self._media.devices[number].device.name):
+            one.away = 0
+            return
+        one.away += 1
+        if one.away >= PATIENCE:
+            self._media.mark_lost(number)
+
+    # ── coming back ──────────────────────────────────────────────────────────────────────────────────────
+
+    def _may_be_back(self, number: DeviceNo, one: _Watched) -> bool:
+        """Whether it makes sense to try; while the kernel has the device and no way to it, that is known for nothing."""
+        path = self._media.devices[number].device.name
+        if self._fabric.sysfs.holding(path) is not None and not self._carries(path):
+            return False
+        return trio.current_time() >= one.retry_at
+
+    async def _take_back(self, number: DeviceNo, one: _Watched) -> None:
+        try:
+            await self._open_and_take_back(number, one)
+        except (BlockError, OSError) as error:
+            log.info("%s is not back yet: %s", one.name, error)
+            one.retry_at = trio.current_time() + one.retry_after
+            one.retry_after = min(2 * one.retry_after, RETRY_MAX)
+        else:
+            one.away, one.retry_after = 0, RETRY
+        finally:
+            one.returning = False
+
+    async def _open_and_take_back(self, number: DeviceNo, one: _Watched) -> None:
+        (place,) = await locate([one.name], settings_of(self._config))
+        if isinstance(place, FabricsError):
+            raise place
+        if one.over_fabrics and not self._carries(str(place)):
+            raise FabricsError(f"{place}: no way to it is open")
+        device = await open_file_device(place, io_timeout=self._config.io_timeout)
+        try:
+            await self._returning.take_back(number, device)
+        finally:
+            if self._media.devices[number].device is not device:
+                with trio.CancelScope(shield=True):
+                    await device.aclose()
+
+    def _carries(self, path: str) -> bool:
+        """Whether I/O to this block device goes anywhere."""
+        held = self._fabric.sysfs.holding(path)
+        return held is not None and targets.health(*held) in ("live", "degraded")

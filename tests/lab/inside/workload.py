@@ -1,0 +1,114 @@
+"""Threads that write and read files for a while, and what they met.
+
+workload FOLDER SECONDS
+
+Each writes a file, renames it into place, and reads one that it wrote before; what is read must be what was written. Prints
+JSON: {"written", "read", "missed", "longest" (seconds of the longest call), "failed" {"write EIO": count}, "wrong"}.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+THREADS = 8
+FILES = 12
+SIZE = 1 << 20
+
+_Result = TypeVar("_Result")
+
+
+class Thread(threading.Thread):
+    def __init__(self, folder: Path, number: int, end: float) -> None:
+        super().__init__()
+        self.folder, self.number, self.end = folder, number, end
+        self.counts: Counter[str] = Counter()
+        self.failed: Counter[str] = Counter()
+        self.longest = 0.0
+        self.contents: dict[int, set[int]] = {}
+        """By file, the versions that it may have: a rename that failed may have happened."""
+
+    def run(self) -> None:
+        version = 0
+        while time.monotonic() < self.end:
+            version += 1
+            number = version % FILES
+            self.attempt(self.write, number, version)
+            self.attempt(self.read, version * 7 % FILES, 0)
+
+    def attempt(self, what: Callable[[int, int], None], number: int, version: int) -> None:
+        try:
+            what(number, version)
+        except OSError as error:
+            self.failed[f"{what.__name__} {errno.errorcode.get(error.errno or 0, '?')}"] += 1
+
+    def timed(self, call: Callable[[], _Result]) -> _Result:
+        began = time.monotonic()
+        try:
+            return call()
+        finally:
+            self.longest = max(self.longest, time.monotonic() - began)
+
+    def path(self, number: int) -> Path:
+        return self.folder / f"{self.number}-{number}"
+
+    def write(self, number: int, version: int) -> None:
+        spare = self.folder / f"{self.number}.new"
+        file = self.timed(lambda: os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
+        try:
+            self.timed(lambda: os.write(file, content(self.number, number, version)))
+        finally:
+            self.timed(lambda: os.close(file))
+        self.contents.setdefault(number, set()).add(version)
+        self.timed(lambda: os.rename(spare, self.path(number)))  # noqa: PTH104
+        self.contents[number] = {version}
+        self.counts["written"] += 1
+
+    def read(self, number: int, _: int) -> None:
+        try:
+            file = self.timed(lambda: os.open(self.path(number), os.O_RDONLY))
+        except FileNotFoundError:
+            self.counts["missed"] += 1
+            return
+        try:
+            data = self.timed(lambda: os.read(file, SIZE))
+        finally:
+            self.timed(lambda: os.close(file))
+        known = self.contents.get(number)
+        if known is not None and data not in [content(self.number, number, version) for version in known]:
+            self.counts["wrong"] += 1
+        self.counts["read"] += 1
+
+
+def content(thread: int, number: int, version: int) -> bytes:
+    return hashlib.shake_128(f"{thread} {number} {version}".encode()).digest(SIZE)
+
+
+def main(folder: Path, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    threads = [Thread(folder, number, end) for number in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    counts = sum((thread.counts for thread in threads), Counter[str]())
+    print(
+        json.dumps(
+            {name: counts[name] for name in ("written", "read", "missed", "wrong")}
+            | {"longest": max(thread.longest for thread in threads)}
+            | {"failed": sum((thread.failed for thread in threads), Counter[str]())}
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), float(sys.argv[2]))
