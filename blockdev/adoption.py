@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from uuid import UUID
 
 import trio
@@ -90,18 +89,13 @@ class Adoption:
 
         Each step leaves what the next one to take over both can go on from: regions of one seat, records of the other.
         """
-        media, catalogs, membership = pool.media, pool.catalog, self._membership
+        catalogs = pool.catalog
         for region in catalogs.assigned_to(seat):
-            header = media.header(region)
-            await media.write_header(
-                replace(header, writer=membership.identity, sequence=header.sequence + 1)
-            )
-            catalogs.assign(region, membership.seat)
-            pool.forget_marks(region)
+            await pool.sign_region(region)
         for number, _ in enumerate(catalogs.dissolve(seat)):
             if number % _AT_ONCE == 0:
                 await trio.lowlevel.checkpoint()
-        membership.leave_seat(seat)
+        self._membership.leave_seat(seat)
 
     async def _take_over(self, pool: Pool, seats: list[int]) -> None:
         media, catalogs, membership = pool.media, pool.catalog, self._membership
@@ -123,6 +117,7 @@ class Adoption:
             for seat in seats:
                 catalogs.close_other(seat)
             membership.leave(seats, regions)
+            membership.end_adoption()
             raise
         for seat, catalog in opened.items():
             catalogs.close_other(seat)
@@ -131,6 +126,7 @@ class Adoption:
         for region, seat in regions.items():
             catalogs.assign(region, seat)
         pool.absorb(space, slots, found)
+        membership.end_adoption()
 
     async def _recover_aside(
         self, pool: Pool, opened: dict[int, Catalog], trusts: dict[int, Trust], regions: dict[RegionId, int]

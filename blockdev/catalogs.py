@@ -123,11 +123,7 @@ class Catalogs:
         for record in catalog.scan():
             known = primary.by_id(record.object_id, alias=record.kind is Kind.ALIAS)
             if known is None or known.sequence < record.sequence:
-                held = primary.get(record.directory, record.name)
-                if held is not None and held.object_id != record.object_id:
-                    primary.put(aside(min(held, record, key=age)))
-                    record = max(held, record, key=age)
-                primary.put(record)
+                _store(primary, record)
             yield
         after: SlotRef | None = None
         while batch := catalog.all_outdone(after):
@@ -338,11 +334,10 @@ class Catalogs:
     def put(self, record: Descriptor) -> None:
         """Store a record of ours under its name. What our catalogue had there is set aside until it is forgotten."""
         catalog = self._of(RegionId(*record.address[:2]))
-        if not self._simple:
-            held = catalog.get(record.directory, record.name)
-            if held is not None and held.object_id != record.object_id:
-                catalog.put(aside(held))
-        catalog.put(record)
+        if self._simple:
+            catalog.put(record)
+        else:
+            _store(catalog, record)
 
     def forget(self, record: Descriptor) -> None:
         """Take an object, or an alias, of ours out, under whatever name we have it."""
@@ -408,6 +403,19 @@ class Catalogs:
     def _of(self, region: RegionId) -> Catalog:
         seat = self._seats.get(region)
         return self.primary if seat is None else self.own[seat]
+
+
+def _store(catalog: Catalog, record: Descriptor) -> None:
+    """Put a record where the later one of those that have its name in this catalogue is found; the other is set aside."""
+    held = catalog.get(record.directory, record.name)
+    if held is None or held.ref == record.ref:
+        catalog.put(record)
+        return
+    earlier, later = sorted((held, record), key=age)
+    if earlier.kind is not Kind.ALIAS:  # of which nothing is needed then
+        catalog.put(aside(earlier))
+    if later is record:
+        catalog.put(record)
 
 
 def aside(record: Descriptor) -> Descriptor:

@@ -44,6 +44,8 @@ class Membership:
         self._folder = folder
         self._identities = {seat_identity(pool, domain, seat): seat for seat in range(SEATS)}
         self._names = {seat: identity for identity, seat in self._identities.items()}
+        self._aside: set[RegionId] = set()
+        """Regions that are being taken over: leased, and not to be written to yet."""
         self._looked = -_LOOK_AGAIN
         self._media: Media | None = None
         self._catalogs: Catalogs | None = None
@@ -125,7 +127,12 @@ class Membership:
         """Lease the regions of one seat of ours."""
         headers = [h for h in _headers(media) if h.state is RegionState.ACTIVE and self.seat_of(h) == seat]
         regions = [RegionId(header.device_no, header.region) for header in headers]
+        self._aside.update(regions)
         return [region for region in regions if await self._lease_soon(region)]
+
+    def end_adoption(self) -> None:
+        """What was taken over is ours now, or was left."""
+        self._aside.clear()
 
     def incomplete_seats(self, media: Media) -> set[int]:
         """Seats of ours with regions that are not ours, since they were out of reach when we took the seat."""
@@ -177,7 +184,7 @@ class Membership:
 
     def lease(self, region: RegionId) -> bool:
         assert self._catalogs is not None
-        if not self.leases.acquire_region(region):
+        if region in self._aside or not self.leases.acquire_region(region):
             return False
         self._catalogs.assign(region, self.seat)
         self.board.wish_no_more()
@@ -213,7 +220,9 @@ class Membership:
         return [
             region
             for region in _regions(self._media)
-            if not self.is_ours(region) and not self.leases.is_region_held(region)
+            if not self.is_ours(region)
+            and region not in self._aside
+            and not self.leases.is_region_held(region)
         ]
 
 

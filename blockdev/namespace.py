@@ -97,12 +97,18 @@ class Namespace:
             head = await self._publisher.write(new, old, base, taken, arrived)
             if old is not None and old.object_id != head.object_id:
                 await self._versions.replaced(old, head)
-            for record in beaten:
-                await self._versions.replaced(record, head)
+            await self._free_beaten(beaten, head)
         if head.kind is Kind.HEAD:
             self._counters.published += 1
             self._counters.published_bytes += head.size
         return head
+
+    async def _free_beaten(self, beaten: list[Descriptor], head: Descriptor) -> None:
+        """Free objects of ours that `head` answers for, but those that somebody is about to free."""
+        for record in beaten:
+            with self._locks.objects.try_hold(record.object_id) as held:
+                if held and self._others.own(record.object_id) is not None:
+                    await self._versions.replaced(record, head)
 
     def _replaceable(self, new: NewObject) -> Descriptor | None:
         old = self._catalogs.get(new.directory, new.name)
@@ -150,8 +156,7 @@ class Namespace:
             self._versions.renamed(head)
         if old is not None:
             await self._versions.replaced(old, head)
-        for record in beaten:
-            await self._versions.replaced(record, head)
+        await self._free_beaten(beaten, head)
         return head
 
     async def _rewrite(self, head: Descriptor) -> Descriptor:

@@ -153,9 +153,9 @@ class Pool:
         """
         return await self._departures.fold(object_id)
 
-    def forget_marks(self, region: RegionId) -> None:
-        """A region is in another catalogue from now on: which of its chunks changed is noted there."""
-        self._room.forget_marks(region)
+    async def sign_region(self, region: RegionId) -> None:
+        """Make a region that came with another's seat our own. :raises Unavailable, DeviceError:"""
+        await self._room.regions.sign(region)
 
     def absorb(self, space: Space, slots: Slots, found: Recovered) -> None:
         """Take over what another seat had."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import trio
@@ -115,6 +116,19 @@ class Regions:
         formatted.last_used = trio.current_time()  # not to be taken for another class before it was of use
         self._space.add_region(formatted)
         self._limbo.wake()
+
+    async def sign(self, region_id: RegionId) -> None:
+        """Name ourselves as the writer of a region that came to us with another's seat.
+
+        :raises Unavailable, DeviceError:
+        """
+        async with self._formatting:
+            if not self._leasing.is_ours(region_id):
+                return  # given up meanwhile
+            header = self._media.header(region_id)
+            await self._media.write_header(replace(header, writer=self._member, sequence=header.sequence + 1))
+            self._leasing.lease(region_id)
+            self._slots.forget_marks(region_id)
 
     async def repurpose(self, region_id: RegionId, slot_class: SlotClass, *, ahead: bool = False) -> bool:
         """Give a region to another class; False if something in it stays."""

@@ -221,6 +221,8 @@ class Slots:
                 self.counters.failed += 1
                 self._space.quarantine(ref.address)
             return False
+        if self._space.generation(ref.address) == generation:
+            return True  # somebody else freed it meanwhile, with the same record
         await self.limbo.enter(ref, generation, free.sequence, held)
         return True
 

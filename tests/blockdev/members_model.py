@@ -82,6 +82,7 @@ class Member:
                 if catalog._opened is not None:
                     catalog._opened.drop()
             membership.board._base = None
+            self.pool.media.on_lost.clear()
             membership.leases._forget()
         self.scope.cancel()
 
@@ -210,7 +211,8 @@ class MembersModel:
             if other is member or other.pool is None or other.dead or other.pool._closed:
                 continue
             if other.pool.catalog.assigned(region) is not None:
-                raise Failure(f"seed {self.seed}: {region} is written by two")
+                seats = pool.seat, other.pool.seat
+                raise Failure(f"seed {self.seed}: {region} is written by two, in seats {seats}")
         header = pool.media.known_header(region)
         if header is None or not header.slot_class.payload_size:
             return
