@@ -55,7 +55,10 @@ def plan_of(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> P
     return Plan(folder, seconds, seed, arguments.members, size, arguments.memory)
 
 
-def terminated(_number: int, _frame: object) -> NoReturn:
+def interrupted(_number: int, _frame: object) -> NoReturn:
+    """Once: what follows cleans up, which is not to be interrupted."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
@@ -76,7 +79,8 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="leave the files there if something is found")
     arguments = parser.parse_args()
     plan = plan_of(parser, arguments)
-    signal.signal(signal.SIGTERM, terminated)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupted)
     soak = Soak(plan)
     keep = arguments.keep
     try:
@@ -86,6 +90,7 @@ def main() -> int:
         print(f"soak: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
+        keep = False
         return 128 + signal.SIGINT
     finally:
         soak.clean_up(keep=keep)

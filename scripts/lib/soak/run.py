@@ -27,6 +27,8 @@ EXTENT_BYTES = 2 << 20
 SAMPLE_SECONDS = 2.0
 LINE_SECONDS = 60.0
 FINDINGS_SHOWN = 50
+TROUBLE_SECONDS = 180.0
+"""In which a trouble that is under way has come to its end."""
 NO_SPACE_PART = 0.01
 """Of the stores, that may be refused because nothing could be evicted just then."""
 
@@ -64,6 +66,7 @@ class Soak:
         )
         self._findings: list[dict[str, Any]] = []
         self._over = threading.Event()
+        self._troubles = threading.Thread(target=self._make_trouble, daemon=True)
         self._crew: Crew | None = None
         self._begun = time.monotonic()
 
@@ -77,11 +80,10 @@ class Soak:
         self._begun = begun
         arguments = [str(plan.members), str(self._working_set), str(plan.seed)]
         self._crew = Crew(self._pool, plan.folder / "ledger", arguments, self._found, self._watch.missed)
-        troubles = threading.Thread(target=self._make_trouble, daemon=True)
-        troubles.start()
+        self._troubles.start()
         self._look_on(begun + plan.seconds)
         self._over.set()
-        troubles.join()
+        self._troubles.join()
         self._ledger.end()
         for member in self._crew.end():
             self._find("error", f"the worker of member {member} did not end as it should")
@@ -94,6 +96,8 @@ class Soak:
         self._ledger.end()
         if self._crew is not None:
             self._crew.kill()
+        if self._troubles.is_alive():  # it may be about to mount
+            self._troubles.join(TROUBLE_SECONDS)
         self._pool.clean_up(keep=keep)
 
     def _damager(self) -> Damager:
