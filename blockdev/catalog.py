@@ -41,7 +41,13 @@ from uuid import UUID
 from blockdev.catalog_session import Session
 from blockdev.catalog_tables import DamagedTables, Tables
 from blockdev.errors import FormatError
-from blockdev.layout import pack_descriptor, unpack_descriptor
+from blockdev.layout import (
+    Outline,
+    outline_descriptor,
+    pack_descriptor,
+    packed_place,
+    unpack_descriptor,
+)
 from blockdev.types import (
     NAMED_KINDS,
     NO_ID,
@@ -70,6 +76,8 @@ CHANGES_KEPT: Final = 8192
 """Changes that a follower may be behind before it has missed some."""
 _ORDER_IDS = 4096
 _BATCH = 64
+_OUTLINES = 1024
+"""Entries at a time."""
 
 
 class Trust(Enum):
@@ -110,6 +118,8 @@ class Catalog:
         self._session: Session | None = None
         self.followed: Callable[[], bool] = lambda: False
         """Whether changes are to be kept for others."""
+        self._changes = 0
+        """Counts changes of objects."""
 
     @classmethod
     def open(cls, folder: Path, pool: UUID, *, readonly: bool = False, map_size: int = 1 << 40) -> Catalog:
@@ -203,9 +213,7 @@ class Catalog:
 
     def get(self, directory: DirectoryId, name: bytes) -> Descriptor | None:
         """The record of a name."""
-        tables = self._tables()
-        packed = None if tables is None else tables.follow(_NAMES, directory + name, _ROWS)
-        record = _unpacked(packed)
+        record = _unpacked(self._packed(directory, name))
         return record if record is not None and _key(record) == directory + name else None
 
     def by_id(self, object_id: ObjectId) -> Descriptor | None:
@@ -262,15 +270,28 @@ class Catalog:
             self._tell(tables, record.object_id, _key(record))
 
     def children(self, directory: DirectoryId, after: bytes = b"") -> Iterator[Descriptor]:
-        """What is in a directory, sorted by name, from the first name behind `after`.
+        """What is in a directory, sorted by name, from the first name behind `after`; see `entries`."""
+        for _, packed in self.entries(directory, after):
+            record = _unpacked(packed)
+            if record is not None:
+                yield record
+
+    def entries(self, directory: DirectoryId, after: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Names and packed records of what is in a directory, sorted by name, from the first one behind `after`.
 
         Anything may change between steps: what is gone does not come, what is new may.
         """
-        while batch := self.names_behind(directory, after, _BATCH):
-            for after in batch:
-                record = self.get(directory, after)
-                if record is not None:
-                    yield record
+        while (tables := self._tables()) is not None:
+            changes = self._changes
+            batch = tables.followed_behind(_NAMES, directory + after, directory, _BATCH, _ROWS)
+            if not batch:
+                return
+            for key, packed in batch:
+                after = key[_ID_SIZE:]
+                if changes != self._changes:
+                    packed = self._packed(directory, after)
+                if packed is not None and packed_place(packed) == (directory, after):
+                    yield after, packed
 
     def has_children(self, directory: DirectoryId) -> bool:
         """Whether anything is in a directory."""
@@ -282,6 +303,14 @@ class Catalog:
             record = _unpacked(packed)
             if record is not None:
                 yield record
+
+    def outlines(self) -> Iterator[Outline]:
+        """The outline of every record, as `scan`."""
+        for _, packed in self._items(_ROWS, _OUTLINES):
+            try:
+                yield outline_descriptor(packed)
+            except FormatError:
+                log.exception("a record in the catalogue is damaged")
 
     @property
     def count(self) -> int:
@@ -365,13 +394,11 @@ class Catalog:
             tables.put(_ORDER, _NUMBER.pack(number), batch)
             number += 1
 
-    def load_order(self) -> list[ObjectId]:
+    def load_order(self) -> Iterator[ObjectId]:
         """What `save_order` kept; objects may be gone since."""
-        return [
-            ObjectId(ids[at : at + _ID_SIZE])
-            for _, ids in self._items(_ORDER, 1)
-            for at in range(0, len(ids), _ID_SIZE)
-        ]
+        for _, ids in self._items(_ORDER, 1):
+            for at in range(0, len(ids), _ID_SIZE):
+                yield ObjectId(ids[at : at + _ID_SIZE])
 
     # ── transactions ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -409,6 +436,8 @@ class Catalog:
 
     def _tables(self) -> Tables | None:
         """The tables; None if there is nothing to read."""
+        if self._readonly and self._opened is not None and self._opened.is_closed:
+            self._release()  # its writer is in this process, and has closed it
         if self._opened is None and not self._ignored and not self._is_sound():
             self.clear()
             if not self._readonly:
@@ -416,6 +445,7 @@ class Catalog:
         return self._opened
 
     def _changing(self) -> Tables:
+        self._changes += 1
         tables = None if self._readonly else self._tables()
         if tables is None:
             raise OSError(errno.EROFS, "the catalogue was opened for reading", str(self._folder))
@@ -438,6 +468,11 @@ class Catalog:
                 return
             yield from batch
             after = batch[-1][0]
+
+    def _packed(self, directory: DirectoryId, name: bytes) -> bytes | None:
+        """What the name's row says, perhaps of another name."""
+        tables = self._tables()
+        return None if tables is None else tables.follow(_NAMES, directory + name, _ROWS)
 
     def names_behind(self, directory: DirectoryId, after: bytes, limit: int) -> list[bytes]:
         """Names in a directory, sorted, the first `limit` behind `after`."""

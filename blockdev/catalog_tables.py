@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
@@ -111,6 +111,16 @@ class Tables:
         if not (self._readonly and (self._shared.users or self._shared.writable)):
             _forget(self._path.parent, self._shared)
 
+    def drop(self) -> None:
+        """Close at once, as the end of the process would: for tests of that."""
+        self.abandon()
+        _forget(self._path.parent, self._shared)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether somebody else in this process has closed the environment."""
+        return self._shared.closed
+
     @property
     def is_current(self) -> bool:
         """Whether the files are still those in the folder, and nobody in this process has closed them."""
@@ -161,6 +171,25 @@ class Tables:
         try:
             with transaction.cursor(self._tables[table]) as cursor:
                 return cursor.key() if cursor.last() else None
+        finally:
+            self._end(transaction)
+
+    @_translated
+    def followed_behind(
+        self, table: str, after: bytes, prefix: bytes, limit: int, target: str
+    ) -> list[tuple[bytes, bytes | None]]:
+        """Up to `limit` keys that are greater than `after` and have the prefix, in order, each with what `follow` says."""
+        transaction = self._begin()
+        try:
+            with transaction.cursor(self._tables[table]) as cursor:
+                if not cursor.set_range(after) or (cursor.key() == after and not cursor.next()):
+                    return []
+                links = islice(cursor.iternext(keys=True, values=True), limit)
+                rows = self._tables[target]
+                return [
+                    (key, transaction.get(link, db=rows))
+                    for key, link in takewhile(lambda item: item[0].startswith(prefix), links)
+                ]
         finally:
             self._end(transaction)
 

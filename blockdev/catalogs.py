@@ -19,6 +19,7 @@ from pathlib import Path
 from uuid import UUID
 
 from blockdev.catalog import Catalog
+from blockdev.layout import pack_descriptor
 from blockdev.stamps import age, is_directory
 from blockdev.types import (
     Descriptor,
@@ -91,6 +92,8 @@ class Catalogs:
     def see_others(self, seats: Iterable[int]) -> None:
         """Read the catalogues of these seats, and no others; those that were made anew are opened again."""
         wanted = {seat for seat in seats if seat not in self.own}
+        if not wanted and not self.others:
+            return
         for seat in [*self.others]:
             if seat not in wanted or not self.others[seat].is_current():
                 self.close_other(seat)
@@ -192,6 +195,14 @@ class Catalogs:
             if record is not None:
                 yield record
 
+    def entries(self, directory: DirectoryId, after: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """As `children`: names and packed records."""
+        if len(self._all) == 1 and not self._same:
+            yield from self._all[0].entries(directory, after)
+            return
+        for record in self.children(directory, after):
+            yield record.name, pack_descriptor(record)
+
     @staticmethod
     def _names(catalog: Catalog, directory: DirectoryId, after: bytes) -> Iterator[bytes]:
         while batch := catalog.names_behind(directory, after, _BATCH):
@@ -280,8 +291,13 @@ class Catalogs:
     # ── changing ─────────────────────────────────────────────────────────────────────────────────────────
 
     def put(self, record: Descriptor) -> None:
-        """Store a record of ours under its name, in place of what our catalogue had there."""
-        self._of(RegionId(*record.address[:2])).put(record)
+        """Store a record of ours under its name. What our catalogue had there is set aside until it is forgotten."""
+        catalog = self._of(RegionId(*record.address[:2]))
+        if len(self._all) > 1:
+            held = catalog.get(record.directory, record.name)
+            if held is not None and held.object_id != record.object_id:
+                catalog.put(aside(held))
+        catalog.put(record)
 
     def forget(self, record: Descriptor) -> None:
         """Take an object, or an alias, of ours out, under whatever name we have it."""
@@ -316,7 +332,8 @@ class Catalogs:
 
     def commit_due(self, now: float) -> bool:
         """As `Catalog.commit_due`."""
-        return any([catalog.commit_due(now) for catalog in self.own.values()])
+        done = [catalog.commit_due(now) for catalog in self.own.values()]
+        return any(done)
 
     @property
     def has_changes(self) -> bool:
@@ -346,6 +363,16 @@ class Catalogs:
     def _of(self, region: RegionId) -> Catalog:
         seat = self._seats.get(region)
         return self.primary if seat is None else self.own[seat]
+
+
+def aside(record: Descriptor) -> Descriptor:
+    """A record under no name: another's ALIAS may stand for it, or it is about to be freed."""
+    return replace(record, directory=DirectoryId(record.object_id), name=b"outdone")
+
+
+def is_aside(record: Descriptor) -> bool:
+    """Whether a record is in the catalogue under no name: see `aside`; tombstones have none either."""
+    return bytes(record.directory) == bytes(record.object_id)
 
 
 def _aliased(base: Descriptor, alias: Descriptor) -> Descriptor:

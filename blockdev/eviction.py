@@ -6,12 +6,13 @@ of its class. 10^7 objects must fit, so `Lru` keeps arrays and one dictionary: a
 
 from __future__ import annotations
 
+import math
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from heapq import merge
 from typing import Protocol
 
-from blockdev.types import ObjectId, SlotClass
+from blockdev.types import ObjectId, SlotClass, Stamp
 
 
 class Policy(Protocol):
@@ -19,6 +20,9 @@ class Policy(Protocol):
 
     def add(self, object_id: ObjectId, classes: Iterable[SlotClass], now: float) -> None:
         """An object was stored (or its classes changed); that counts as a use."""
+
+    def named(self, object_id: ObjectId, name: bytes, stamp: Stamp) -> None:
+        """An object has had this name since `stamp`. Comes before or after it is added, and at each new name."""
 
     def touch(self, object_id: ObjectId, now: float) -> None:
         """An object was wanted. Nothing if it is not known."""
@@ -33,7 +37,10 @@ class Policy(Protocol):
         """
 
     def last_used(self, object_id: ObjectId) -> float:
-        """:raises KeyError: it is not known"""
+        """When it was; minus infinity for one that goes before whatever was ever used. :raises KeyError: not known"""
+
+    def classes(self, object_id: ObjectId) -> frozenset[SlotClass]:
+        """The classes of its slots. :raises KeyError: it is not known"""
 
     def order(self) -> Iterator[ObjectId]:
         """All objects, as `victims`: adding them again in this order restores it."""
@@ -91,6 +98,9 @@ class Lru:
             self._lists[mask] = self._new_entry(None)
         self._append(entry, now)
 
+    def named(self, object_id: ObjectId, name: bytes, stamp: Stamp) -> None:
+        pass
+
     def touch(self, object_id: ObjectId, now: float) -> None:
         entry = self._entries.get(object_id)
         if entry is not None:
@@ -113,6 +123,10 @@ class Lru:
 
     def last_used(self, object_id: ObjectId) -> float:
         return self._used[self._entries[object_id]]
+
+    def classes(self, object_id: ObjectId) -> frozenset[SlotClass]:
+        mask = self._mask[self._entries[object_id]]
+        return frozenset(slot_class for slot_class in SlotClass if mask >> slot_class & 1)
 
     def _walk(self, ends: list[int]) -> Iterator[ObjectId]:
         for tick, entry in merge(*[self._walk_list(end) for end in ends]):
@@ -166,3 +180,77 @@ class Lru:
         for cursor in self._cursors:
             if cursor.next == entry:
                 cursor.next = after
+
+
+class TemporaryFirst:
+    """Another policy, but what still has a temporary file's name long after it got it goes first.
+
+    Whoever wrote it has died, or would have given it its final name by now.
+
+    :param is_temporary: whether a name is a temporary file's
+    :param wall_ns: the clock that stamps follow
+    """
+
+    PATIENCE = 600 * 10**9
+    """Nanoseconds."""
+
+    def __init__(
+        self, policy: Policy, is_temporary: Callable[[bytes], bool], wall_ns: Callable[[], int]
+    ) -> None:
+        self._policy = policy
+        self._is_temporary = is_temporary
+        self._wall_ns = wall_ns
+        self._since: dict[ObjectId, Stamp] = {}
+        """When those with such a name got it, whether the other policy knows them or not yet."""
+        self._temporary = Lru()
+        """Those of them that it knows, in the order in which they were told of."""
+
+    def __len__(self) -> int:
+        return len(self._policy)
+
+    def __contains__(self, object_id: object) -> bool:
+        return object_id in self._policy
+
+    def add(self, object_id: ObjectId, classes: Iterable[SlotClass], now: float) -> None:
+        self._policy.add(object_id, classes, now)
+        if object_id in self._since:
+            self._temporary.add(object_id, self._policy.classes(object_id), now)
+
+    def named(self, object_id: ObjectId, name: bytes, stamp: Stamp) -> None:
+        self._policy.named(object_id, name, stamp)
+        if not self._is_temporary(name):
+            if self._since.pop(object_id, None) is not None:
+                self._temporary.remove(object_id)
+            return
+        self._since[object_id] = stamp
+        if object_id in self._policy:
+            self._temporary.add(object_id, self._policy.classes(object_id), 0.0)
+
+    def touch(self, object_id: ObjectId, now: float) -> None:
+        self._policy.touch(object_id, now)
+
+    def remove(self, object_id: ObjectId) -> None:
+        self._policy.remove(object_id)
+        if self._since.pop(object_id, None) is not None:
+            self._temporary.remove(object_id)
+
+    def victims(self, slot_class: SlotClass) -> Iterator[ObjectId]:
+        yield from filter(self._is_abandoned, self._temporary.victims(slot_class))
+        for object_id in self._policy.victims(slot_class):
+            if not self._is_abandoned(object_id):  # that one has had its turn
+                yield object_id
+
+    def order(self) -> Iterator[ObjectId]:
+        """The other policy's; who adds them again tells their names again."""
+        return self._policy.order()
+
+    def last_used(self, object_id: ObjectId) -> float:
+        used = self._policy.last_used(object_id)
+        return -math.inf if self._is_abandoned(object_id) else used
+
+    def classes(self, object_id: ObjectId) -> frozenset[SlotClass]:
+        return self._policy.classes(object_id)
+
+    def _is_abandoned(self, object_id: ObjectId) -> bool:
+        since = self._since.get(object_id)
+        return since is not None and self._wall_ns() - since >= self.PATIENCE

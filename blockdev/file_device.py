@@ -172,6 +172,19 @@ class FileDevice:
         self._check_usable()
         deadline = trio.current_time() + self._io_timeout
         transfer = _Transfer(work, self._raw.leave)
+        await self._enter(transfer, deadline)
+        self._raw.enter()
+        await self._finish(transfer, deadline)
+
+    async def _enter(self, transfer: _Transfer, deadline: float) -> None:
+        """Wait for a place in the queue; no checkpoint if there is one, for that lets others run first."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        try:
+            self._limiter.acquire_on_behalf_of_nowait(transfer)
+        except trio.WouldBlock:
+            pass
+        else:
+            return
         with trio.move_on_at(deadline) as queued:
             await self._limiter.acquire_on_behalf_of(transfer)
         if queued.cancelled_caught:
@@ -181,8 +194,6 @@ class FileDevice:
         except DeviceError:
             self._limiter.release_on_behalf_of(transfer)
             raise
-        self._raw.enter()
-        await self._finish(transfer, deadline)
 
     async def _finish(self, transfer: _Transfer, deadline: float) -> None:
         try:

@@ -46,6 +46,10 @@ class Follower:
         self._doubtful: OrderedDict[ObjectId, None] = OrderedDict.fromkeys(doubtful)
         """Objects of ours that others may have spoken of."""
         self._work = trio.Event()
+        self._live: list[int] | None = None
+        """Seats that others hold."""
+        self._seats: list[int] = []
+        """Seats that have a catalogue."""
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -65,7 +69,13 @@ class Follower:
     def look(self) -> None:
         """See what others changed since the last look. :raises OSError:"""
         pool, board = self._pool, self._membership.board
-        pool.catalog.see_others(self._membership.seats_there())
+        live = self._membership.leases.others()
+        if live != self._live:  # who ended is read until its seat is taken over
+            self._live = live
+            self._seats = self._membership.seats_there()
+        if live:
+            pool.show_figures()
+        pool.catalog.see_others({*self._seats, *live})
         if not pool.catalog.others:
             self._cursors.clear()
             return
@@ -75,8 +85,7 @@ class Follower:
             del self._cursors[seat]
         for object_id in board.take_uses():
             pool.used_elsewhere(object_id)
-        pool.show_figures()
-        if self._doubtful:
+        if self._doubtful or self._membership.should_give():
             self._work.set()
 
     def _follow(self, seat: int, catalog: Catalog) -> None:
@@ -123,19 +132,21 @@ class Follower:
     # ── doing ────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _tend(self) -> None:
-        chores = (self._adopter_turn, self._reports, self._pool.sweep, self._give)
-        last = trio.current_time()
+        chores = (self._adopter_turn, self._reports, self._pool.sweep)
+        due = trio.current_time() + _TEND_PERIOD
         while True:
-            with trio.move_on_at(last + _TEND_PERIOD):
+            with trio.move_on_at(due):
                 await self._work.wait()
             self._work = trio.Event()
             while self._doubtful:
                 object_id, _ = self._doubtful.popitem(last=False)
                 await self._try(lambda object_id=object_id: self._pool.fold(object_id))  # type: ignore[misc]
-            if trio.current_time() - last >= _TEND_PERIOD:
+            if self._membership.should_give():
+                await self._try(self._pool.give_region)
+            if trio.current_time() >= due:
                 for chore in chores:
                     await self._try(chore)
-                last = trio.current_time()
+                due = trio.current_time() + _TEND_PERIOD
 
     @staticmethod
     async def _try(work: Callable[[], Awaitable[object]]) -> None:
@@ -162,7 +173,3 @@ class Follower:
                     await self._pool.verify(record)
                 except ChecksumError:
                     log.warning("another member found %r damaged, and it is", record.name)
-
-    async def _give(self) -> None:
-        if self._membership.should_give():
-            await self._pool.give_region()

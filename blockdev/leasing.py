@@ -10,6 +10,10 @@ from blockdev.types import RegionId
 class Leasing(Protocol):
     """The regions of a pool, among its members."""
 
+    @property
+    def alone(self) -> bool:
+        """Whether the pool has no other members now."""
+
     def is_ours(self, region: RegionId) -> bool:
         """Whether we write to a region, or did until it was lost."""
 
@@ -22,15 +26,14 @@ class Leasing(Protocol):
     def wish(self) -> None:
         """Ask the others for a region, if they have more."""
 
-    def is_wishing(self) -> bool:
-        """Whether we asked for a region and none came yet."""
-
     def free(self) -> list[RegionId]:
         """Regions that are nobody's and that we did not know to be; they may have been formatted since."""
 
 
 class Everything:
     """The leases of whoever is alone with a pool: every region is ours."""
+
+    alone = True
 
     def is_ours(self, region: RegionId) -> bool:
         return True
@@ -43,9 +46,6 @@ class Everything:
 
     def wish(self) -> None:
         pass
-
-    def is_wishing(self) -> bool:
-        return False
 
     def free(self) -> list[RegionId]:
         return []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Hashable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Generic, TypeVar
 
 import trio
@@ -19,14 +19,32 @@ class KeyedLocks(Generic[K]):
 
     @asynccontextmanager
     async def hold(self, *keys: K) -> AsyncIterator[None]:
-        """Hold all of `keys` (at least one, equal ones count once), always taken in one order: no deadlock."""
-        async with AsyncExitStack() as stack:
-            for key in sorted(set(keys), key=repr):
-                lock = self._want(key)
-                stack.callback(self._drop, key)
-                await lock.acquire()
-                stack.callback(lock.release)
+        """Hold all of `keys` (at least one, equal ones count once), always taken in one order: no deadlock.
+
+        No checkpoint if nobody else holds any of them.
+        """
+        taken: list[tuple[K, trio.Lock]] = []
+        try:
+            for key in sorted(set(keys), key=repr) if len(keys) > 1 else keys:
+                lock = await self._take(key)
+                taken.append((key, lock))
             yield
+        finally:
+            for key, lock in reversed(taken):
+                lock.release()
+                self._drop(key)
+
+    async def _take(self, key: K) -> trio.Lock:
+        lock = self._want(key)
+        try:
+            try:
+                lock.acquire_nowait()
+            except trio.WouldBlock:
+                await lock.acquire()
+        except BaseException:
+            self._drop(key)
+            raise
+        return lock
 
     @contextmanager
     def try_hold(self, key: K) -> Iterator[bool]:

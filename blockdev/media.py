@@ -17,21 +17,17 @@ from blockdev import layout
 from blockdev.device import Device
 from blockdev.errors import DeviceError, DeviceLost, DeviceTimeout, Unavailable
 from blockdev.memory import page_buffer
-from blockdev.region import FORMATTED_SEQUENCE
+from blockdev.pace import Pace
 from blockdev.tasks import for_each
 from blockdev.types import (
     CHUNK_SLOTS,
     PAGE,
     Descriptor,
     DeviceNo,
-    Epoch,
     ExtentRef,
-    Generation,
-    Kind,
     RegionHeader,
     RegionId,
     RegionNo,
-    RegionState,
     SlotAddress,
     SlotClass,
     SlotNo,
@@ -42,8 +38,6 @@ from blockdev.types import (
 log = logging.getLogger(__name__)
 
 PAIR = layout.PAIR
-_FILL = 4 * 1024 * 1024
-"""Bytes per write when a region is written through for the first time."""
 
 
 def padded(length: int) -> int:
@@ -101,7 +95,10 @@ class Media:
         self.devices: dict[DeviceNo, Attached] = {a.superblock.device_no: a for a in attached}
         self.on_lost: list[Callable[[DeviceNo], None]] = []
         """Called, between awaits, with a device that is not used any more."""
-        self._buffers = PageBuffers()
+        self.pace = Pace()
+        """Tells work in the background when it may use the devices."""
+        self.buffers = PageBuffers()
+        """For whoever reads and writes records."""
         self._geometry: dict[tuple[int, SlotClass], layout.RegionGeometry] = {}
 
     # ── what is there ────────────────────────────────────────────────────────────────────────────────────
@@ -204,7 +201,7 @@ class Media:
         """
         attached, offset = self._pair_offset(address)
         epoch = self.header(RegionId(address.device, address.region)).epoch
-        with self._buffers.take(PAIR) as pair:
+        with self.buffers.take(PAIR) as pair:
             await self._read(attached, offset, pair)
             return layout.pick_descriptor(self.pool, pair, address, epoch)
 
@@ -214,7 +211,7 @@ class Media:
         attached = self._attached(region.device)
         first, count = geometry.chunk_span(chunk)
         offset = attached.geometry.region_offset(region.region) + geometry.descriptor_offset(SlotNo(first))
-        with self._buffers.take(CHUNK_SLOTS * PAIR) as buffer:
+        with self.buffers.take(CHUNK_SLOTS * PAIR) as buffer:
             await self._read(attached, offset, buffer[: count * PAIR])
             return [
                 layout.pick_descriptor(
@@ -232,7 +229,7 @@ class Media:
         :raises Unavailable, DeviceError: whether the page was written is then unknown
         """
         attached, offset = self._pair_offset(descriptor.address)
-        with self._buffers.take(PAGE) as page:
+        with self.buffers.take(PAGE) as page:
             page[:] = layout.encode_descriptor(self.pool, descriptor)
             await self._write(attached, offset + (descriptor.sequence % 2) * PAGE, page)
 
@@ -243,10 +240,17 @@ class Media:
         attached, offset = self._payload_offset(address)
         await self._read(attached, offset, into)
 
-    async def write_payload(self, address: SlotAddress, data: memoryview) -> None:
-        """Write `data` (whole pages) at the start of the slot's payload. :raises Unavailable, DeviceError:"""
+    async def write_payload(self, address: SlotAddress, data: memoryview, at: int = 0) -> None:
+        """Write `data` (whole pages) into the slot's payload, from its byte `at` (a multiple of the page) on.
+
+        :raises ValueError: that is not all inside the payload
+        :raises Unavailable, DeviceError:
+        """
         attached, offset = self._payload_offset(address)
-        await self._write(attached, offset, data)
+        size = self.header(RegionId(address.device, address.region)).slot_class.payload_size
+        if not 0 <= at <= at + data.nbytes <= size:
+            raise ValueError(f"{data.nbytes} bytes at {at} are not inside a payload of {size}")
+        await self._write(attached, offset + at, data)
 
     async def discard_payload(self, address: SlotAddress) -> None:
         """Tell the device that the payload is not needed; never touches descriptors. Most errors are only logged.
@@ -255,7 +259,7 @@ class Media:
         """
         try:
             size = self.header(RegionId(address.device, address.region)).slot_class.payload_size
-            if size:
+            if size and not self._attached(address.device).device.is_file:  # a file keeps its blocks
                 attached, offset = self._payload_offset(address)
                 with self._noticing(attached, offset):
                     await attached.device.discard(offset, size)
@@ -307,7 +311,7 @@ class Media:
         damaged: list[RegionNo] = []
 
         async def load(number: RegionNo) -> None:
-            with self._buffers.take(PAIR) as pair:
+            with self.buffers.take(PAIR) as pair:
                 await self._read(attached, attached.geometry.region_offset(number), pair)
                 header = layout.pick_region_header(self.pool, pair, device, number)
                 pages = (pair[:PAGE], pair[PAGE:])
@@ -333,7 +337,7 @@ class Media:
         :raises Unavailable, DeviceError:
         """
         attached = self._attached(region.device)
-        with self._buffers.take(PAIR) as pair:
+        with self.buffers.take(PAIR) as pair:
             await self._read(attached, attached.geometry.region_offset(region.region), pair)
             header = layout.pick_region_header(self.pool, pair, region.device, region.region)
         known = attached.headers.get(region.region)
@@ -357,90 +361,20 @@ class Media:
         """Write the page of a region's header pair that its sequence names. :raises Unavailable, DeviceError:"""
         attached = self._attached(header.device_no)
         offset = attached.geometry.region_offset(header.region) + (header.sequence % 2) * PAGE
-        with self._buffers.take(PAGE) as page:
+        with self.buffers.take(PAGE) as page:
             page[:] = layout.encode_region_header(header)
             await self._write(attached, offset, page)
         attached.headers[header.region] = header
 
-    async def format_region(self, region: RegionId, slot_class: SlotClass, writer: UUID) -> RegionHeader:
-        """Give a region a slot class, with every slot free.
-
-        Order: a RETIRED header with a new epoch, so that no old descriptor is believed from here on; all descriptor
-        pairs; a flush; the ACTIVE header. A crash in between leaves a region that is simply formatted again. The
-        ACTIVE header then takes both pages: with a RETIRED one beside it, damage to one page would empty the region.
-
-        :raises Unavailable, DeviceError:
-        """
-        old = self.header(region)
+    async def write_in_region(self, region: RegionId, at: int, data: memoryview) -> None:
+        """Write `data` (whole pages) at byte `at` of a region. :raises Unavailable, DeviceError:"""
         attached = self._attached(region.device)
-        if attached.device.is_file and old.epoch == 0:
-            await self._write_through(attached, region, self.class_geometry(region.device, slot_class))
-        epoch = Epoch(old.epoch + 1)
-        retired = replace(
-            old,
-            state=RegionState.RETIRED,
-            writer=writer,
-            epoch=epoch,
-            slot_class=slot_class,
-            unproven=False,
-            sequence=old.sequence + 1,
-        )
-        await self.write_header(retired)
-        await self.flush([region.device])
-        await self._wipe_descriptors(attached, region, retired)
-        await self.flush([region.device])
-        active = replace(retired, state=RegionState.ACTIVE, sequence=retired.sequence + 1)
-        await self.write_header(active)
-        await self.flush([region.device])
-        active = replace(active, sequence=active.sequence + 1)
-        await self.write_header(active)
-        return active
-
-    async def retire_region(self, region: RegionId) -> None:
-        """Make a region nobody's. Nothing in it is believed from here on. :raises Unavailable, DeviceError:"""
-        old = self.header(region)
-        retired = replace(
-            old,
-            state=RegionState.RETIRED,
-            writer=UUID(int=0),
-            epoch=Epoch(old.epoch + 1),
-            sequence=old.sequence + 1,
-        )
-        await self.write_header(retired)
-        await self.flush([region.device])
-        await self.write_header(replace(retired, sequence=retired.sequence + 1))
-
-    async def _write_through(
-        self, attached: Attached, region: RegionId, geometry: layout.RegionGeometry
-    ) -> None:
-        # The first write into an allocated but unwritten part of a file costs 1.9 times a later one: pay it here.
-        start = attached.geometry.region_offset(region.region)
-        at = int(geometry.descriptor_offset(SlotNo(0)))
-        zeros = page_buffer(_FILL)
-        while at < geometry.region_size:
-            length = min(_FILL, geometry.region_size - at)
-            await self._write(attached, start + at, zeros[:length])
-            at += length
-
-    async def _wipe_descriptors(self, attached: Attached, region: RegionId, header: RegionHeader) -> None:
-        geometry = self.class_geometry(region.device, header.slot_class)
-        start = attached.geometry.region_offset(region.region)
-        generation = first_generation(header.epoch)
-        for chunk in range(geometry.chunks):
-            first, count = geometry.chunk_span(chunk)
-            with self._buffers.take(CHUNK_SLOTS * PAIR) as buffer:
-                for i in range(count):
-                    address = SlotAddress(region.device, region.region, SlotNo(first + i))
-                    free = Descriptor(Kind.FREE, address, header.epoch, generation, FORMATTED_SEQUENCE)
-                    buffer[i * PAIR : i * PAIR + PAGE] = layout.encode_descriptor(self.pool, free)
-                    buffer[i * PAIR + PAGE : (i + 1) * PAIR] = bytes(PAGE)
-                offset = start + geometry.descriptor_offset(SlotNo(first))
-                await self._write(attached, offset, buffer[: count * PAIR])
+        await self._write(attached, attached.geometry.region_offset(region.region) + at, data)
 
     async def write_superblock(self, superblock: Superblock) -> None:
         """Write the page of the device's superblock pair that its sequence names. :raises Unavailable, DeviceError:"""
         attached = self._attached(superblock.device_no)
-        with self._buffers.take(PAGE) as page:
+        with self.buffers.take(PAGE) as page:
             page[:] = layout.encode_superblock(superblock)
             await self._write(attached, layout.superblock_offset(superblock.sequence), page)
         attached.superblock = superblock
@@ -475,8 +409,3 @@ class Media:
         """Close every device."""
         for attached in self.devices.values():
             await attached.device.aclose()
-
-
-def first_generation(epoch: Epoch) -> Generation:
-    """The generation of a slot's first use after its region was formatted: no generation ever comes twice."""
-    return Generation(epoch << 32)

@@ -20,7 +20,7 @@ from blockdev.types import DeviceNo, RegionHeader, RegionId, RegionNo, RegionSta
 
 log = logging.getLogger(__name__)
 
-FOLLOW_PERIOD = 0.05
+FOLLOW_PERIOD = 0.03
 """Seconds between two looks at what other members changed."""
 GRACE = 2 * FOLLOW_PERIOD + 1.0
 """Seconds for which a freed slot is left alone while there are others, who may not have seen yet that it was."""
@@ -81,7 +81,7 @@ class Membership:
         """While seats are taken. :raises PoolBusy: another member does not come to an end with that"""
         try:
             with trio.fail_after(_OPENING_PATIENCE):
-                while not self.leases.begin_opening():
+                while not self.leases.begin_opening():  # noqa: ASYNC110 - another process ends it
                     await trio.sleep(_POLL)
         except trio.TooSlowError:
             raise PoolBusy(
@@ -129,7 +129,7 @@ class Membership:
     async def _lease_soon(self, region: RegionId) -> bool:
         """Lease a region that can only be locked for a moment, by who looks whether it is free."""
         with trio.move_on_after(_REGION_PATIENCE):
-            while not self.leases.acquire_region(region):
+            while not self.leases.acquire_region(region):  # noqa: ASYNC110 - another process ends it
                 await trio.sleep(_POLL)
             return True
         log.warning("region %d of device %d stays locked by another process: not used", *region[::-1])
@@ -165,9 +165,6 @@ class Membership:
     def wish(self) -> None:
         if not self.alone and any(f.regions > self._regions + 1 for f in self.board.figures().values()):
             self.board.wish()
-
-    def is_wishing(self) -> bool:
-        return self.board.is_wishing
 
     def should_give(self) -> bool:
         """Whether somebody with fewer regions asks for one, and we are who has most."""

@@ -23,6 +23,7 @@ from uuid import UUID
 import trio
 
 from blockdev import layout
+from blockdev.ahead import Ahead
 from blockdev.catalog import Catalog, Trust
 from blockdev.catalogs import Catalogs, catalog_folder
 from blockdev.debts import Debts
@@ -37,7 +38,7 @@ from blockdev.errors import (
     Unavailable,
     WrongDomain,
 )
-from blockdev.eviction import Lru, Policy
+from blockdev.eviction import Lru, Policy, TemporaryFirst
 from blockdev.follow import Follower
 from blockdev.lease import SEATS, Leases, seat_identity
 from blockdev.media import Attached, Media
@@ -102,6 +103,8 @@ class OpenOptions:
     :ivar wall_ns: the wall clock, ns since 1970
     :ivar entropy: random bytes for identities
     :ivar policy: makes the eviction policy
+    :ivar is_temporary: whether a name is one that its writer means to change soon: what keeps it for 10 minutes is evicted
+        before anything else
     """
 
     domain: str
@@ -109,12 +112,13 @@ class OpenOptions:
     readonly: bool = False
     purpose: str = ""
     """For people who find the pool busy, such as "mounted on /mnt/kv"."""
-    grace: float = 0.0
-    """Least seconds between the end of a slot's use and its next one, also while there are no other members."""
+    grace: Callable[[], float] = lambda: 0.0
+    """Least seconds for which a freed slot is not used again, asked at each; more while there are other members."""
     boot_id: str = field(default_factory=lambda: Path("/proc/sys/kernel/random/boot_id").read_text().strip())
     wall_ns: Callable[[], int] = time.time_ns
     entropy: Callable[[int], bytes] = secrets.token_bytes
     policy: Callable[[], Policy] = Lru
+    is_temporary: Callable[[bytes], bool] = lambda _: False
 
 
 # ── superblocks ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -374,6 +378,7 @@ async def open_pool(devices: Sequence[Device], folder: Path, options: OpenOption
             async with background() as nursery:
                 if not options.readonly:
                     nursery.start_soon(_keep_committing, opener.catalogs)
+                    nursery.start_soon(opener.ahead.run)
                     assert opener.membership is not None
                     follower = Follower(pool, opener.membership, opener, recovered.doubtful)
                     nursery.start_soon(follower.run)
@@ -414,6 +419,7 @@ class _Opener:
     regions: dict[int, list[RegionId]] = field(default_factory=dict)
     policy: Policy = field(init=False)
     room: Room = field(init=False)
+    ahead: Ahead = field(init=False)
     damaged: int = 0
     """Regions whose header is damaged."""
 
@@ -532,7 +538,8 @@ class _Opener:
 
     def _prepare(self, space: Space) -> None:
         membership = self.membership
-        self.policy = self.options.policy()
+        options = self.options
+        self.policy = TemporaryFirst(options.policy(), options.is_temporary, options.wall_ns)
         ours = {region for regions in self.regions.values() for region in regions}
         self.damaged = fill_space(
             self.media,
@@ -541,6 +548,7 @@ class _Opener:
             lambda header: RegionId(header.device_no, header.region) in ours,
         )
         self.room = Room(self.media, space, self.catalogs, self.policy, self._room_options(), membership)
+        self.ahead = Ahead(self.room, space, self.media)
 
     def _room_options(self) -> RoomOptions:
         identity = UUID(int=0) if self.membership is None else self.membership.identity
@@ -548,9 +556,8 @@ class _Opener:
 
     def _grace(self) -> float:
         """Others may still read what was freed: those who came before they could know that it was."""
-        if self.options.grace or self.membership is None or self.membership.alone:
-            return self.options.grace
-        return GRACE
+        least = self.options.grace()
+        return least if self.membership is None or self.membership.alone else max(least, GRACE)
 
     async def adopt(self, pool: Pool) -> list[int]:
         """Take over the seats of members that ended; returns them.

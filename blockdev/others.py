@@ -37,10 +37,11 @@ class Tools(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What is to become of our record `own`: what `alias` says, or nothing."""
+    """What is to become of our record `own`: what `alias` says, in place of our `old` of that name, or nothing."""
 
     own: Descriptor
-    alias: Descriptor | None
+    alias: Descriptor | None = None
+    old: Descriptor | None = None
 
 
 class Others:
@@ -113,7 +114,7 @@ class Others:
         self._aliases[record.object_id] = record
         self._catalogs.put(record)
         self._catalogs.outdo([wanted.ref, *owed], stamp)
-        if old is not None and old.object_id != record.object_id and self.is_ours(old):
+        if old is not None and old.object_id != record.object_id:
             await self._versions.replaced(old, record)
         return replace(wanted, stamp=stamp, ctime_ns=stamp)
 
@@ -154,6 +155,18 @@ class Others:
         if rivals:
             await self._versions.debts.bury_all(rivals)
 
+    def beaten(self, record: Descriptor | None) -> list[Descriptor]:
+        """Objects of ours that `record` has outdone under its name: what replaces it answers for them, too."""
+        if record is None or not self._catalogs.others:
+            return []
+        return [
+            other
+            for other in self._catalogs.behind(record)
+            if other.object_id != record.object_id
+            and other.kind not in {Kind.ALIAS, Kind.DIRECTORY}
+            and self._room.is_ours(other.ref)
+        ]
+
     async def _drop_alias(self, object_id: ObjectId) -> None:
         alias = self._aliases.pop(object_id, None)
         if alias is not None:
@@ -172,19 +185,28 @@ class Others:
             if own.kind is Kind.DIRECTORY:
                 return None
             counts = self._catalogs.get(own.directory, own.name)
-            return Verdict(own, None) if counts is not None and counts.object_id != object_id else None
+            return Verdict(own) if counts is not None and counts.object_id != object_id else None
         for record in self._catalogs.raw_by_id(object_id):
             if record.kind is Kind.ALIAS and record.head == own.ref and record.stamp >= stamp:
-                return Verdict(own, record)
-        return Verdict(own, None)
+                return Verdict(own, record, self._ours_of_name(record))
+        return Verdict(own)
+
+    def _ours_of_name(self, alias: Descriptor) -> Descriptor | None:
+        """Our object that has the name of an alias of another."""
+        for catalog in self._catalogs.own.values():
+            record = catalog.get(alias.directory, alias.name)
+            if record is not None and record.object_id != alias.object_id:
+                return record
+        return None
 
     def own(self, object_id: ObjectId) -> Descriptor | None:
         """Our record of an object of ours, as it is on media."""
         owner = self._catalogs.owner(object_id)
         return owner.by_id(object_id) if owner is not None else None
 
-    async def take_over(self, own: Descriptor, alias: Descriptor) -> None:
+    async def take_over(self, own: Descriptor, alias: Descriptor, old: Descriptor | None) -> None:
         """Make our record say what an alias says. :raises Unavailable, DeviceError:"""
+        owed = await self._versions.debts.inherit(own.object_id, old, (alias.directory, alias.name))
         head = replace(
             own,
             stamp=alias.stamp,
@@ -196,12 +218,14 @@ class Others:
             mtime_ns=alias.mtime_ns,
             ctime_ns=alias.ctime_ns,
             xattrs=alias.xattrs,
-            supersedes=self._versions.debts.of(own.object_id),
+            supersedes=owed,
             sequence=await self._room.sequence_of(own.address) + 1,
         )
         await self._publisher.write_head(head)
         await self._room.barrier([head.ref])
         self._versions.remember(head)
+        if old is not None:
+            await self._versions.replaced(old, head)
 
     # ── garbage of ours ──────────────────────────────────────────────────────────────────────────────────
 

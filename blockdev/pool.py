@@ -16,7 +16,9 @@ Locks: names before objects, each kind in one order; eviction only tries.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypedDict, Unpack
 
@@ -28,6 +30,7 @@ from blockdev.errors import (
     ChecksumError,
     DeviceError,
     Exists,
+    FormatError,
     IsDirectory,
     Missing,
     NoSpace,
@@ -43,9 +46,9 @@ from blockdev.locks import KeyedLocks
 from blockdev.media import Media
 from blockdev.membership import Membership
 from blockdev.others import Others, Tools
-from blockdev.pool_figures import PoolCounters, PoolStatistics, RoomTotals
+from blockdev.pool_figures import LimboTotals, PoolCounters, PoolStatistics, RoomTotals
 from blockdev.publication import NewObject, directory_mode, moved, symlink_mode
-from blockdev.publisher import OWED_ROOM, Consumed, Publisher
+from blockdev.publisher import OWED_ROOM, Arrived, Consumed, Publisher
 from blockdev.reading import Reader
 from blockdev.recovery import Recovered
 from blockdev.room import Room
@@ -227,6 +230,24 @@ class Pool:
     def _is_there(self, record: Descriptor) -> bool:
         return self.reachable(record) and self._suspects.get(record.object_id) != record.stamp
 
+    def entries(self, directory: DirectoryId, after: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """As `children`: names and packed records, of which `layout` reads parts without unpacking them."""
+        self._check_open()
+        return (
+            (name, packed)
+            for name, packed in self.catalog.entries(directory, after)
+            if self._is_reachable(packed)
+        )
+
+    def _is_reachable(self, packed: bytes) -> bool:
+        try:
+            outline = layout.outline_descriptor(packed)
+            if outline.is_plain:
+                return all(map(self.media.reaches, outline.slots))
+            return self.reachable(layout.unpack_descriptor(packed))
+        except FormatError:
+            return False
+
     def current(self, record: Descriptor) -> Descriptor | None:
         """What the object of `record` is now, under whatever name; None if it is gone."""
         return self.catalog.by_id(record.object_id)
@@ -321,14 +342,17 @@ class Pool:
         """Undo `reserve`."""
         self._room.give_back(ref)
 
-    async def write(self, ref: SlotRef, data: memoryview) -> None:
-        """Write `data` (page-aligned, whole pages) to the start of a reserved slot's payload.
+    async def write(self, ref: SlotRef, data: memoryview, at: int = 0) -> None:
+        """Write `data` (page-aligned, whole pages) into a reserved slot's payload, from its byte `at` on.
 
+        Parts may be written in any order and at once, as long as they do not overlap.
+
+        :param at: a multiple of the page
         :raises DeviceTimeout: the slot is not used again, since the write may still arrive
         :raises Unavailable, DeviceError:
         """
         self._check_open()
-        await self._room.write_payload(ref, data)
+        await self._room.write_payload(ref, data, at)
 
     async def read_reserved(self, ref: SlotRef, into: memoryview) -> None:
         """Read back what was written to a reserved slot. :raises Unavailable, DeviceError:"""
@@ -338,10 +362,12 @@ class Pool:
         """Most bytes that `publish` takes inline for such an object; negative if the attributes alone do not fit."""
         return layout.max_inline(name, xattrs, OWED_ROOM)
 
-    async def publish(self, new: NewObject) -> Descriptor:
+    async def publish(self, new: NewObject, arrived: Arrived | None = None) -> Descriptor:
         """Make `new` what its name stands for.
 
         Takes over every reserved slot in `new.extents`, also when it fails: then they are freed.
+
+        :param arrived: waits for writes into these slots that are still on their way; see `Arrived`
 
         :raises BadName, RecordTooLarge:
         :raises Missing: no such directory
@@ -357,21 +383,30 @@ class Pool:
                     self._tree.entering(new.directory),
                     self._names.hold((new.directory, new.name)),
                 ):
-                    head = await self._publish_locked(new, taken)
+                    head = await self._publish_locked(new, taken, arrived)
             except BaseException:
-                await self._publisher.abandon(taken)  # noqa: ASYNC102 - shielded, and every I/O has a deadline
+                # Shielded, and every I/O has a deadline.
+                if arrived is not None:
+                    with suppress(Exception):  # what it says was raised already, or matters no more
+                        await arrived()  # noqa: ASYNC102 - nothing is written into slots that are freed
+                await self._publisher.abandon(taken)  # noqa: ASYNC102
                 raise
         return head
 
-    async def _publish_locked(self, new: NewObject, taken: Consumed) -> Descriptor:
+    async def _publish_locked(
+        self, new: NewObject, taken: Consumed, arrived: Arrived | None = None
+    ) -> Descriptor:
         old = self._replaceable(new)
         base = self.current(new.base) if new.base is not None else None
         async with self._objects.hold(*{record.object_id for record in (old, base) if record is not None}):
             old = self._replaceable(new)  # may have been evicted while we waited
             base = self.current(new.base) if new.base is not None else None
-            head = await self._publisher.write(new, old, base, taken)
+            beaten = self._others.beaten(old)
+            head = await self._publisher.write(new, old, base, taken, arrived)
             if old is not None and old.object_id != head.object_id:
                 await self._versions.replaced(old, head)
+            for record in beaten:
+                await self._versions.replaced(record, head)
         if head.kind is Kind.HEAD:
             self._counters.published += 1
             self._counters.published_bytes += head.size
@@ -454,9 +489,14 @@ class Pool:
         owed = await self._versions.debts.inherit(current.object_id, old, target)
         stamp = self._sources.next_stamp(current, old)
         head = await self._rewrite(moved(current, *target, stamp, owed))
+        beaten = self._others.beaten(old)
         self._versions.remember(head)
+        if head.kind is Kind.HEAD:
+            self._versions.renamed(head)
         if old is not None:
             await self._versions.replaced(old, head)
+        for record in beaten:
+            await self._versions.replaced(record, head)
         return head
 
     async def _rewrite(self, head: Descriptor) -> Descriptor:
@@ -550,7 +590,7 @@ class Pool:
 
     # ── leaving unasked ──────────────────────────────────────────────────────────────────────────────────
 
-    async def _evict(self, object_id: ObjectId) -> bool:
+    async def _evict(self, object_id: ObjectId, *, ahead: bool = False) -> bool:
         with trio.CancelScope(shield=True):
             if self._versions.is_stranded(object_id):
                 await self._versions.drop_stranded(object_id)
@@ -562,9 +602,14 @@ class Pool:
                 self._counters.evicted += 1
                 self._counters.evicted_bytes += record.size
                 self._counters.evicted_unread += object_id in self._versions.unread
+                self._counters.evicted_ahead += ahead
+                self._counters.evicted_temporary += self._is_overdue(object_id)
                 await self._versions.leave(record)
             self._tell_gone(record)
         return True
+
+    def _is_overdue(self, object_id: ObjectId) -> bool:
+        return object_id in self._policy and self._policy.last_used(object_id) == -math.inf
 
     async def _may_go(self, record: Descriptor) -> bool:
         pins = self._versions.pins
@@ -603,14 +648,15 @@ class Pool:
         verdict = self._others.verdict(object_id)
         if verdict is None:
             return False
-        keys = {(r.directory, r.name) for r in verdict if r is not None}
+        records = [record for record in verdict if record is not None]
+        keys = {(record.directory, record.name) for record in records}
         with trio.CancelScope(shield=True):
-            async with self._names.hold(*keys), self._objects.hold(object_id):
+            async with self._names.hold(*keys), self._objects.hold(*{r.object_id for r in records}):
                 if self._others.verdict(object_id) != verdict:
                     return False  # not any more: the next look will tell
-                own, alias = verdict
+                own, alias, old = verdict
                 if alias is not None:
-                    await self._others.take_over(own, alias)
+                    await self._others.take_over(own, alias, old)
                 elif await self._versions.debts.clear(own, patient=True):
                     await self._versions.leave(own)
                 else:
@@ -653,12 +699,18 @@ class Pool:
         space = self._space.totals()
         return min(space.live, self._versions.pins.bytes) + space.reserved
 
+    def _limbo_totals(self) -> LimboTotals:
+        space, counters = self._space.totals(), self._room.limbo.counters
+        slots = sum(totals.limbo for totals in space.classes)
+        return LimboTotals(slots, space.limbo, counters.waits, counters.seconds)
+
     def statistics(self) -> PoolStatistics:
         """A snapshot of counters and sums."""
         return PoolStatistics(
             pool=replace(self._counters),
             reads=replace(self._reader.counters),
             room=replace(self._room.counters),
+            limbo=self._limbo_totals(),
             space=self._space.totals(),
             totals=self.totals(),
             objects=self.catalog.count,

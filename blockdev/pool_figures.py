@@ -22,6 +22,10 @@ class PoolCounters:
     evicted_bytes: int = 0
     evicted_unread: int = 0
     """Evicted without having been used since they were stored or the pool was opened."""
+    evicted_ahead: int = 0
+    """Evicted before anybody waited for the room."""
+    evicted_temporary: int = 0
+    """Evicted because they still had a temporary file's name long after they were written."""
     quarantined: int = 0
     """Objects dropped because their bytes were wrong."""
 
@@ -36,6 +40,18 @@ class RoomTotals(NamedTuple):
     """Reserved by writers or pinned by readers: what cannot be evicted now."""
 
 
+class LimboTotals(NamedTuple):
+    """Freed slots that may not be used again yet, and what that cost."""
+
+    slots: int
+    bytes: int
+    """Of payload."""
+    waits: int
+    """Times a writer waited for them: back-pressure."""
+    waited_seconds: float
+    """In all of these waits."""
+
+
 @dataclass(frozen=True, slots=True)
 class PoolStatistics:
     """A snapshot; counters are since the pool was opened."""
@@ -43,6 +59,7 @@ class PoolStatistics:
     pool: PoolCounters
     reads: ReadCounters
     room: RoomCounters
+    limbo: LimboTotals
     space: SpaceTotals
     totals: RoomTotals
     objects: int

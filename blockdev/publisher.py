@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import trio
@@ -15,6 +15,7 @@ from blockdev.publication import Home, NewObject, body_record, extent_length, he
 from blockdev.reading import Reader
 from blockdev.room import Room
 from blockdev.sources import Sources
+from blockdev.tasks import for_each
 from blockdev.types import (
     HOLE,
     NO_ID,
@@ -33,6 +34,11 @@ from blockdev.types import (
     Xxh3,
 )
 from blockdev.versions import Versions
+
+Arrived = Callable[[], Awaitable[None]]
+"""Waits until nothing is written any more into the slots of a new version, and raises BlockError if one of them does not
+hold what it should. It may be called again. Everything but the head is made ready meanwhile.
+"""
 
 OWED_ROOM = [SlotRef(DeviceNo(0), RegionNo(0), SlotNo(0), Generation(0))] * 4
 """Superseded slots for which every record keeps room."""
@@ -98,7 +104,12 @@ class Publisher:
                 self._room.give_back(ref)
 
     async def write(
-        self, new: NewObject, old: Descriptor | None, current: Descriptor | None, taken: Consumed
+        self,
+        new: NewObject,
+        old: Descriptor | None,
+        current: Descriptor | None,
+        taken: Consumed,
+        arrived: Arrived | None = None,
     ) -> Descriptor:
         """Make `new` durable as the successor of `old`; afterwards its head is on media.
 
@@ -106,6 +117,7 @@ class Publisher:
 
         :param old: what the name stands for now
         :param current: what the base's object is now, under whatever name
+        :param arrived: waits for the payloads that are still on their way
         :raises ValueError: `new` contradicts itself
         :raises RecordTooLarge, NoSpace, IntegrityError, Unavailable, DeviceError:
         """
@@ -122,6 +134,8 @@ class Publisher:
         owed = await self._versions.debts.inherit(heir, old, key)
         stamp = self._sources.next_stamp(old, current)
         head = head_record(new, home, object_id, stamp, indexes, owed)
+        if arrived is not None:
+            await arrived()
         await self._room.barrier([*taken.all, head.ref])
         await self._write_first_head(head, taken)
         before = await self._versions.slots(current) if current is not None else []
@@ -208,11 +222,19 @@ class Publisher:
         self, new: NewObject, head: SlotRef, object_id: ObjectId, taken: Consumed
     ) -> None:
         own = frozenset(taken.fresh)
-        for index, extent in enumerate(new.extents):
-            if extent.is_hole or extent.ref not in own or extent.ref == head:
-                continue
+
+        async def write(part: tuple[int, ExtentRef]) -> None:
+            index, extent = part
             size = extent_length(new.size, index, self._extent_size)
             await self._write_body(Kind.BODY, extent.ref, head, object_id, (index, size), taken)
+
+        bodies = [
+            (index, extent)
+            for index, extent in enumerate(new.extents)
+            if not extent.is_hole and extent.ref in own and extent.ref != head
+        ]
+        if bodies:
+            await for_each(bodies, write, at_once=min(len(bodies), _BODIES_AT_ONCE))
 
     async def _write_body(
         self,
@@ -315,5 +337,7 @@ def _identity(new: NewObject, old: Descriptor | None, current: Descriptor | None
     return None
 
 
+_BODIES_AT_ONCE = 8
+"""Body records that one publication writes at the same time."""
 _INDEXES_MAX = 30
 """Index slots for which every record keeps room: 1 TiB in extents of 2 MiB needs 28."""

@@ -119,6 +119,10 @@ class Reader:
         :raises Raced: the slot was reused meanwhile
         :raises Unavailable, DeviceError:
         """
+        with self._media.pace.demand():
+            return await self._read_extent(head, index, into)
+
+    async def _read_extent(self, head: Descriptor, index: int, into: memoryview) -> int:
         length = extent_length(head.size, index, self.extent_size)
         if not head.extents:
             into[:length] = head.inline
@@ -166,11 +170,12 @@ class Reader:
         return Raced(f"slot {tuple(ref.address)} was reused while {head.name!r} was read")
 
     async def verify(self, head: Descriptor) -> None:
-        """Read all of an object. :raises ChecksumError, Raced, Unavailable, DeviceError:"""
+        """Read all of an object, in the background. :raises ChecksumError, Raced, Unavailable, DeviceError:"""
         extents: Sequence[ExtentRef] = await self.extents(head)
         for index in range(len(extents)):
-            with self._buffers.take(self.extent_size) as buffer:
-                await self.read_extent(head, index, buffer)
+            async with self._media.pace.turn():
+                with self._buffers.take(self.extent_size) as buffer:
+                    await self._read_extent(head, index, buffer)
 
 
 def _first_index(head: Descriptor) -> SlotRef | None:

@@ -18,12 +18,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import trio
 
 from blockdev import layout, stamps
 from blockdev.catalog import Catalog, Trust
-from blockdev.catalogs import Catalogs
+from blockdev.catalogs import Catalogs, aside, is_aside
+from blockdev.claims import Claims
 from blockdev.errors import DeviceError, IntegrityError, Unavailable
 from blockdev.eviction import Policy
 from blockdev.media import Media
@@ -312,24 +314,30 @@ class Recovery:
     def _enter(self, contenders: Collection[Descriptor], resolution: stamps.Resolution) -> None:
         """Have the catalogue say what was resolved."""
         live = {record.ref for record in resolution.live.values()}
-        garbage = {record.ref for record in resolution.garbage}
+        bases = {record.head for record in resolution.live.values() if record.kind is Kind.ALIAS}
         for record in contenders:
             known = self._catalog.by_id(record.object_id)
             if known is not None and known.ref == record.ref and record.ref not in live:
                 self._catalog.forget(known.object_id)
+            if record.ref in bases and self._is_mine(record.ref):
+                self._catalog.put(aside(record))
         for (directory, name), record in resolution.live.items():
             if self._is_mine(record.ref):
                 self._catalog.put(replace(record, directory=directory, name=name))
+        garbage = {record.ref for record in resolution.garbage}
         for record in contenders:
             found = self._found.get(record.ref)
             if found is not None and found.kind is Kind.TOMBSTONE and record.ref not in garbage:
                 self._catalog.put(found)
-                live.add(found.ref)
-        for record in contenders:
-            if record.ref in live and self._is_mine(record.ref):
-                for ref in stamps.listed(record):
-                    if not self._is_mine(ref):
-                        self._catalog.outdo(ref, record.stamp)
+                self._outdo(found)
+            elif record.ref in live and self._is_mine(record.ref):
+                self._outdo(record)
+
+    def _outdo(self, record: Descriptor) -> None:
+        """Have the catalogue say which records of others one of ours outdoes."""
+        for ref in stamps.listed(record):
+            if not self._is_mine(ref):
+                self._catalog.outdo(ref, record.stamp)
 
     async def _half_gone(self) -> list[Descriptor]:
         """Catalogue entries that a scan contradicts: their head is another one now, or a part of them is not theirs."""
@@ -436,7 +444,7 @@ class Recovery:
         """Take out what no path leads to. Only when everything was seen, since a directory may be elsewhere."""
         children: dict[DirectoryId, list[Descriptor]] = {}
         for record in self._catalog.scan():
-            if record.object_id != ObjectId(ROOT) and record.kind is not Kind.TOMBSTONE:
+            if record.object_id != ObjectId(ROOT) and not is_aside(record):
                 children.setdefault(record.directory, []).append(record)
         waiting = [ROOT]
         while waiting:
@@ -496,7 +504,7 @@ class Recovery:
             stopped = stopped or (named and not done)
             if done:
                 freed.add(record.ref)
-        await self._room.flush_freed()  # what replaced it may leave before the next flush
+        await self._room.limbo.flush()  # what replaced it may leave before the next flush
         return freed
 
     def _note_left_over(
@@ -536,33 +544,40 @@ class Recovery:
         files: list[tuple[Stamp, ObjectId]] = []
         classes = self._strand(result)
         policy_first = list(classes)
-        for record in self._catalog.scan():
-            result.high = max(result.high, record.stamp)
-            slots = await self._slots(record) or slots_of(record, ())
-            self._claim_slots(record, slots, result.trust)
+        self._found = {}  # more than a KiB for each: what follows takes its place
+        claims = Claims(self._media, self._space, self._scanned)
+        special: list[Descriptor] = []
+        for outline in self._catalog.outlines():
+            result.high = max(result.high, outline.stamp)
+            slots = outline.slots
+            if not outline.is_plain and (record := self._catalog.by_id(outline.object_id)) is not None:
+                special.append(record)
+                slots = await self._slots(record) or slots_of(record, ())
+            its_classes = claims.claim(outline.object_id, slots, outline.sequence)
+            if outline.kind is Kind.HEAD and its_classes:
+                files.append((outline.stamp, outline.object_id))
+                classes[outline.object_id] = its_classes
+                policy.named(outline.object_id, outline.name, outline.stamp)
+        claims.finish()
+        self._check_claims(claims, result.trust)
+        for record in special:
             if record.kind is Kind.TOMBSTONE:
                 result.tombstones.append(record)
             elif record.kind is Kind.ALIAS:
                 result.aliases.append(record)
             else:
                 self._note_debts(record, result)
-            if record.kind is Kind.HEAD and (its_classes := self._media.classes(slots)):
-                files.append((record.stamp, record.object_id))
-                classes[record.object_id] = its_classes
-        order = [*policy_first, *self._catalog.load_order(), *(object_id for _, object_id in sorted(files))]
+        order = chain(policy_first, self._catalog.load_order(), (object_id for _, object_id in sorted(files)))
+        now = trio.current_time()
         for object_id in order:
             if object_id in classes:
-                policy.add(object_id, classes.pop(object_id), trio.current_time())
+                policy.add(object_id, classes.pop(object_id), now)
 
-    def _claim_slots(self, record: Descriptor, slots: Iterable[SlotRef], trust: Trust) -> None:
-        for ref in slots:
-            if chunk_of(ref.address) in self._scanned or not self._media.reaches(ref):
-                continue
-            sequence = record.sequence if ref == record.ref else 0
-            claimed = self._space.claim(ref, record.object_id, sequence)
-            # Who reads beside a writer sees its catalogue change, and needs no space.
-            if not claimed and trust is not Trust.STALE and self._room is not None:
-                raise Contradiction(f"{record.name!r} is not in slot {tuple(ref)}")
+    def _check_claims(self, claims: Claims, trust: Trust) -> None:
+        # Who reads beside a writer sees its catalogue change, and needs no space.
+        if claims.refused and trust is not Trust.STALE and self._room is not None:
+            record = self._catalog.by_id(claims.refused[0])
+            raise Contradiction(f"{record.name if record else claims.refused[0]!r} is not in its slots")
 
     def _strand(self, result: Recovered) -> dict[ObjectId, frozenset[SlotClass]]:
         """Find the parts of objects that nobody knows, since their head is out of reach: first to go."""

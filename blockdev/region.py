@@ -19,7 +19,7 @@ A pool may have 10^7 slots, so a region keeps arrays, 37 bytes a slot, and no ob
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
 from heapq import heappop, heappush
 from typing import Protocol
@@ -58,6 +58,10 @@ class SlotState(IntEnum):
     LIVE = 3
     LIMBO = 4
     BAD = 5
+
+
+Claim = tuple[SlotNo, ObjectId, Generation, int]
+"""What `Region.claim` is told: slot, owner, generation, sequence."""
 
 
 class Ledger(Protocol):
@@ -122,7 +126,7 @@ class Region:
         self._free_first = 0
         self._free_length = 0
         self._limbo: list[tuple[float, SlotNo]] = []  # a heap by the time from which the slot may be reused
-        self._held: list[SlotNo] = []  # their time is over but somebody still reads them
+        self._held: dict[SlotNo, None] = {}  # in limbo: their time is over but somebody still reads them
         self._unknown_in_chunk = bytearray(
             min(CHUNK_SLOTS, slots - first) for first in range(0, slots, CHUNK_SLOTS)
         )
@@ -198,7 +202,7 @@ class Region:
     @property
     def resting(self) -> int:
         """How many slots leave limbo at a known time."""
-        return sum(self._state[slot] == SlotState.LIMBO for _, slot in self._limbo)
+        return self.counts[SlotState.LIMBO] - len(self._held)
 
     # ── learning what is on media ────────────────────────────────────────────────────────────────────────
 
@@ -244,6 +248,29 @@ class Region:
         self.sequence[slot] = sequence
         self._set_live(slot, owner)
         return True
+
+    def claim_all(self, claims: Iterable[Claim]) -> list[ObjectId]:
+        """As `claim` for many slots at once; returns the owners of those that cannot be.
+
+        The ledger is not told: that is the caller's to do.
+        """
+        refused: list[ObjectId] = []
+        state, owners, chunks = self._state, self._owner, self._unknown_in_chunk
+        claimed = 0
+        for slot, owner, generation, sequence in claims:
+            if slot >= self.slots or state[slot] != SlotState.UNKNOWN:
+                if not self.claim(slot, owner, generation, sequence):
+                    refused.append(owner)
+                continue
+            state[slot] = SlotState.LIVE
+            self.generation[slot] = generation
+            self.sequence[slot] = sequence
+            owners[_ID_SIZE * slot : _ID_SIZE * (slot + 1)] = owner
+            chunks[slot // CHUNK_SLOTS] -= 1
+            claimed += 1
+        self.counts[SlotState.UNKNOWN] -= claimed
+        self.counts[SlotState.LIVE] += claimed
+        return refused
 
     def set_sequence(self, slot: SlotNo, sequence: int) -> None:
         """A record with this sequence was written. :raises IllegalTransition: it is older than the known one"""
@@ -303,8 +330,8 @@ class Region:
 
     def reap(self, now: float, held: Callable[[SlotNo], bool]) -> list[SlotNo]:
         """LIMBO → FREE for the slots whose time is over and which nobody reads any more; returns them."""
-        due = self._held
-        self._held = []
+        due = list(self._held)
+        self._held.clear()
         while self._limbo and self._limbo[0][0] <= now:
             due.append(heappop(self._limbo)[1])
         reaped: list[SlotNo] = []
@@ -312,7 +339,7 @@ class Region:
             if self._state[slot] != SlotState.LIMBO:
                 continue  # quarantined meanwhile
             if held(slot):
-                self._held.append(slot)
+                self._held[slot] = None
             else:
                 self._set_free(slot)
                 reaped.append(slot)
@@ -321,6 +348,7 @@ class Region:
     def quarantine(self, slot: SlotNo) -> None:
         """Any state → BAD: what its pages hold is not known, or its payload cannot be trusted."""
         if self._state[slot] != SlotState.BAD:
+            self._held.pop(slot, None)
             self._move(slot, SlotState.BAD)
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────

@@ -1,6 +1,6 @@
 """Where new bytes go: finds a free slot, and makes one when there is none.
 
-Making room, in the order of what it costs: slots whose time in limbo is over, descriptors not looked at since the
+Making room, in the order of what it costs: slots that may leave limbo, descriptors not looked at since the
 pool was opened, regions never used, regions of other classes with nothing left in them, the least recently used
 objects of the class, a whole colder region of another class.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
@@ -19,7 +19,9 @@ import trio
 
 from blockdev.errors import DeviceError, DeviceTimeout, FormatError, NoSpace, Unavailable
 from blockdev.eviction import Policy
+from blockdev.formatting import format_region, retire_region
 from blockdev.leasing import Everything, Leasing
+from blockdev.limbo import Limbo
 from blockdev.locks import KeyedLocks
 from blockdev.media import Media
 from blockdev.region import Region, SlotState
@@ -28,6 +30,7 @@ from blockdev.types import (
     CHUNK_SLOTS,
     EXTENT_CLASSES,
     Descriptor,
+    DeviceNo,
     DirtyChunk,
     Epoch,
     Generation,
@@ -50,12 +53,19 @@ _FEW = 64
 _CHUNKS = 8
 """Chunks of small files' records that are read for each object that must go, while there are some not looked at."""
 
-_OTHERS_PATIENCE = 2.0
+_OTHERS_PATIENCE = 5.0
 """Seconds for which a writer waits for another member to give up a region, when it has nothing else."""
 _OTHERS_POLL = 0.05
 
-Evict = Callable[[ObjectId], Awaitable[bool]]
-"""Let an object go; False if it may not go now."""
+
+class Evict(Protocol):
+    async def __call__(self, object_id: ObjectId, *, ahead: bool = False) -> bool:
+        """Let an object go; False if it may not go now.
+
+        :param ahead: nobody waits for its room yet
+        """
+
+
 MayGo = Callable[[ObjectId], bool]
 """Whether it makes sense to ask for it."""
 Find = Callable[[Descriptor], bool]
@@ -66,10 +76,10 @@ Find = Callable[[Descriptor], bool]
 class RoomCounters:
     formatted: int = 0
     """Regions formatted."""
+    formatted_ahead: int = 0
+    """Of these, before anybody waited for one."""
     repurposed: int = 0
     """Regions emptied and given another slot class."""
-    limbo_waits: int = 0
-    """Times a writer waited for the grace of freed slots: back-pressure."""
     given: int = 0
     """Regions given up for other members."""
     failed: int = 0
@@ -90,7 +100,8 @@ class RoomOptions:
 
     :ivar member: who writes, recorded in the headers of formatted regions
     :ivar flush: freed slots are reused only after their invalidation was flushed (`durability: flush`)
-    :ivar grace: seconds between the invalidation of a slot and its reuse, as of now
+    :ivar grace: seconds between the invalidation of a slot and its reuse, asked at each; 0 while no other member may
+        be reading
     """
 
     member: UUID
@@ -129,22 +140,20 @@ class Room:
         """Reservations under way that did not find a free slot."""
         self._formatting = trio.Lock()
         self._dirty = set(catalog.dirty_chunks())
-        self._unflushed: set[SlotAddress] = set()
-        """Slots in limbo whose invalidation is not durable yet."""
-        self._flushing = trio.Lock()
-        self._held: dict[SlotAddress, Callable[[], bool]] = {}
+        self.limbo = Limbo(media, space, options.grace, flush=options.flush)
         self._late: set[SlotAddress] = set()
         """Slots whose descriptor may yet change, since a write was given up: not to be written again."""
         self.evict: Evict = _evict_nothing
         self.may_go: MayGo = lambda _: False
         self.found: Find = lambda _: False
+        self.on_reserve: Callable[[SlotClass], None] = lambda _: None
+        """Called with each slot that is wanted."""
         self.counters = RoomCounters()
 
     def absorb(self, other: Room) -> None:
         """Take over what was done for regions that are in our space now."""
         self._dirty |= other._dirty
-        self._unflushed |= other._unflushed
-        self._held |= other._held
+        self.limbo.absorb(other.limbo)
         self._late |= other._late
         self.counters.failed += other.counters.failed
 
@@ -169,9 +178,11 @@ class Room:
 
         :raises NoSpace: nothing more may be evicted
         """
-        ref = self._space.take(slot_class)
-        if ref is not None:
-            return ref
+        self.on_reserve(slot_class)
+        if self._space.slots(slot_class, SlotState.FREE) > self._wanted[slot_class]:  # else others are first
+            ref = self._space.take(slot_class)
+            if ref is not None:
+                return ref
         self._wanted[slot_class] += 1
         try:
             async with self._searching.hold(slot_class):
@@ -186,6 +197,10 @@ class Room:
                     f"no room for {slot_class.payload_size or 'inline'} bytes: all that is left is in use"
                 )
         return ref
+
+    def waiting(self, slot_class: SlotClass) -> int:
+        """How many wait for a slot of this class."""
+        return self._wanted[slot_class]
 
     def take(self, slot_class: SlotClass) -> SlotRef | None:
         """A slot as from `reserve`, if one is free."""
@@ -202,6 +217,7 @@ class Room:
     def give_back(self, ref: SlotRef) -> None:
         """Undo `reserve`: nothing was published in the slot."""
         self._space.give_back(ref)
+        self.limbo.wake()
 
     def quarantine(self, ref: SlotRef) -> None:
         """Do not use a slot again, if it is in this use."""
@@ -215,14 +231,14 @@ class Room:
         """The classes of those of these slots that can be read."""
         return self._media.classes(refs)
 
-    async def write_payload(self, ref: SlotRef, data: memoryview) -> None:
-        """Write `data` (whole pages) to the start of a reserved slot's payload.
+    async def write_payload(self, ref: SlotRef, data: memoryview, at: int = 0) -> None:
+        """Write `data` (whole pages) into a reserved slot's payload, from its byte `at` on.
 
         :raises DeviceTimeout: the slot is not used again, since the write may still arrive
         :raises Unavailable, DeviceError:
         """
         try:
-            await self._media.write_payload(ref.address, data)
+            await self._media.write_payload(ref.address, data, at)
         except DeviceTimeout:
             self._space.quarantine(ref.address)
             raise
@@ -233,55 +249,24 @@ class Room:
         Each step may be cancelled: what it was about to change is then as before.
         """
         return (
-            await self._reap()
+            await self.limbo.reap()
             or await self._load_unknown(slot_class)
             or await self._format_unused(slot_class)
             or await self._take_empty(slot_class)
             or await self._wait_for_enough(slot_class)
             or await self._evict_or_repurpose(slot_class)
-            or await self._wait_for_any()
+            or await self._empty_inline(slot_class)
+            or await self._wait_for_any(slot_class)
             or await self._wait_for_others()
         )
 
-    async def _reap(self) -> bool:
-        await self.flush_freed()
-        return bool(self._space.reap(trio.current_time(), self._is_held))
-
-    async def flush_freed(self) -> None:
-        """With `durability: flush`, make the invalidations so far durable.
-
-        A device that cannot is lost, and none of its slots are handed out.
-        """
-        async with self._flushing:  # who has discarded a slot may not find that another discards it later
-            for device in {address.device for address in self._unflushed}:
-                freed = [address for address in self._unflushed if address.device == device]
-                try:
-                    await self._media.flush([device])
-                except (DeviceError, Unavailable):
-                    self._unflushed.difference_update(freed)
-                    continue
-                for address in freed:
-                    if address not in self._held:
-                        await self._discard(address)
-                    self._unflushed.discard(address)
-
-    async def _discard(self, address: SlotAddress) -> None:
-        """Tell the device that nobody needs a payload, while nobody can be given its slot."""
-        try:
-            await self._media.discard_payload(address)
-        except DeviceTimeout:
-            self._space.quarantine(address)
-
-    def _is_held(self, address: SlotAddress) -> bool:
-        if address in self._unflushed:
-            return True
-        pinned = self._held.get(address)
-        if pinned is None:
-            return False
-        if pinned():
-            return True
-        del self._held[address]
-        return False
+    async def advance(self, slot_class: SlotClass) -> bool:
+        """Let go, or find, what gives free slots of a class, without waiting for any; False if nothing does."""
+        return (
+            await self._load_unknown(slot_class)
+            or await self._take_empty(slot_class)
+            or await self._evict_or_repurpose(slot_class, ahead=True)
+        )
 
     async def _load_unknown(self, slot_class: SlotClass) -> bool:
         found = self._space.unknown_chunk(slot_class)
@@ -334,9 +319,21 @@ class Room:
             self._leasing.release(region)
         return not used
 
+    async def format_ahead(self, slot_class: SlotClass, device: DeviceNo) -> None:
+        """Format an unused region of a device, if there still is one."""
+        async with self._formatting:
+            others = set(self._space.unused_devices()) - {device}
+            region = self._space.unused_region(slot_class, avoid=others)
+            if region is not None and await self._lease(region):
+                before = self.counters.formatted
+                await self._format(region, slot_class)
+                self.counters.formatted_ahead += self.counters.formatted - before
+
     async def _format(self, region: RegionId, slot_class: SlotClass) -> None:
         try:
-            header = await self._media.format_region(region, slot_class, self._options.member)
+            header = await format_region(
+                self._media, region, slot_class, self._options.member, lambda: self._wanted.total() > 0
+            )
             slots = self._media.geometry(region).slots
         except (DeviceError, Unavailable) as error:
             log.warning("region %s of device %s cannot be formatted (%s): not used", *region[::-1], error)
@@ -349,6 +346,7 @@ class Room:
         formatted = Region.formatted(region, slot_class, header.epoch, slots)
         formatted.last_used = trio.current_time()  # not to be taken for another class before it was of use
         self._space.add_region(formatted)
+        self.limbo.wake()
 
     # ── making room by letting objects go ────────────────────────────────────────────────────────────────
 
@@ -361,18 +359,18 @@ class Room:
         empty = self._space.empty_region(slot_class, before, self._may_go_whole)
         return empty is not None and await self._repurpose(empty, slot_class)
 
-    async def _evict_or_repurpose(self, slot_class: SlotClass) -> bool:
+    async def _evict_or_repurpose(self, slot_class: SlotClass, *, ahead: bool = False) -> bool:
         self._leasing.wish()
         victims = self._policy.victims(slot_class)
         victim = next(victims, None)
         before = math.inf if victim is None else self._policy.last_used(victim)
         coldest = self._space.coldest_region(slot_class, self._may_empty, before)
-        if coldest is not None and await self._repurpose(coldest, slot_class):
+        if coldest is not None and await self._repurpose(coldest, slot_class, ahead=ahead):
             return True
         for candidate in self._policy.victims(slot_class):
-            if await self.evict(candidate):
+            if await self.evict(candidate, ahead=ahead):
                 return True
-        return await self._empty_inline(slot_class)
+        return False
 
     async def _empty_inline(self, slot_class: SlotClass) -> bool:
         """Take a region from the small files, which may have taken all. The last resort: it may hold 10^6 of them."""
@@ -394,9 +392,11 @@ class Room:
     def _may_go_whole(self, region: Region) -> bool:
         if region.counts[SlotState.LIMBO] or self._media.may_change(region.id):
             return False
+        if self._space.is_spared(region):
+            return False
         return all(owner in self._policy and self.may_go(owner) for owner in region.owners())
 
-    async def _repurpose(self, region_id: RegionId, slot_class: SlotClass) -> bool:
+    async def _repurpose(self, region_id: RegionId, slot_class: SlotClass, *, ahead: bool = False) -> bool:
         """Give a region to another class; False if something in it stays."""
         epoch = self._space.region(region_id).epoch
         async with self._formatting:
@@ -408,7 +408,7 @@ class Room:
             try:
                 if region.epoch != epoch:
                     return True  # another class was faster
-                emptied = await self._empty(region)
+                emptied = await self._empty(region, ahead=ahead)
             finally:
                 self._space.reopen_region(region_id)
             if not (emptied and region.is_empty and region.ledger):
@@ -421,14 +421,13 @@ class Room:
     async def _wait_for_others(self) -> bool:
         """Wait for a region that another member gives up; False if none does in time."""
         with trio.move_on_after(_OTHERS_PATIENCE):
-            while not (free := self._leasing.free()):
-                if not self._leasing.is_wishing():
-                    return False
+            while not self._leasing.alone:
+                self._leasing.wish()
+                if free := self._leasing.free():
+                    for region in free:
+                        self._space.add_unused(region)
+                    return True
                 await trio.sleep(_OTHERS_POLL)
-            before = len(free)
-            for region in free:
-                self._space.add_unused(region)
-            return before > 0
         return False
 
     async def give_region(self) -> bool:
@@ -443,46 +442,41 @@ class Room:
                 return False
             emptied = False
             try:
-                emptied = await self._empty(region)
+                emptied = await self._empty(region, ahead=True)
             finally:
                 self._space.reopen_region(coldest)
             if not (emptied and region.is_empty and region.ledger):
                 return False
             self._space.remove_region(coldest)
             with trio.CancelScope(shield=True):
-                await self._media.retire_region(coldest)
+                await retire_region(self._media, coldest)
             self._leasing.release(coldest)
             self.counters.given += 1
             return True
 
-    async def _empty(self, region: Region) -> bool:
+    async def _empty(self, region: Region, *, ahead: bool) -> bool:
         """Let go what is in a region; False if something stays."""
         for owner in list(region.owners()):
-            if not await self.evict(owner):
+            if not await self.evict(owner, ahead=ahead):
                 return False
-        ready = region.next_ready()
-        if ready is not None and ready > trio.current_time():
-            await self._wait_until(ready)
-        await self._reap()
+        await self.limbo.drain(region)
         return True
 
     async def _wait_for_enough(self, slot_class: SlotClass) -> bool:
-        """Wait if as many slots as are wanted will be free by themselves: letting more objects go would be a waste."""
-        if self._space.resting(slot_class) < self._wanted[slot_class]:
+        """Wait if enough slots will be free by themselves: letting more objects go would be a waste."""
+        if not self.limbo.has_enough(slot_class, self._wanted[slot_class]):
             return False
-        return await self._wait_until(self._space.next_ready(slot_class))
+        return await self._wait_until(self._space.next_ready(slot_class), slot_class)
 
-    async def _wait_for_any(self) -> bool:
+    async def _wait_for_any(self, slot_class: SlotClass) -> bool:
         """Wait for slots of any class, since a region that is empty by then can change its class."""
         ready = [r for c in SlotClass if (r := self._space.next_ready(c)) is not None]
-        return await self._wait_until(min(ready, default=None))
+        return await self._wait_until(min(ready, default=None), slot_class)
 
-    async def _wait_until(self, ready: float | None) -> bool:
+    async def _wait_until(self, ready: float | None, slot_class: SlotClass) -> bool:
         if ready is None or math.isinf(ready):
             return False
-        self.counters.limbo_waits += 1
-        await trio.sleep_until(ready)
-        return await self._reap()
+        return await self.limbo.wait(ready, slot_class)
 
     # ── records on media ─────────────────────────────────────────────────────────────────────────────────
 
@@ -558,14 +552,7 @@ class Room:
                 self.counters.failed += 1
                 self._space.quarantine(ref.address)
             return False
-        pinned = held is not None and held()
-        if held is not None and pinned:
-            self._held[ref.address] = held
-        if self._options.flush:
-            self._unflushed.add(ref.address)
-        elif not pinned:
-            await self._discard(ref.address)
-        self._space.free(ref, generation, free.sequence, trio.current_time() + self._options.grace())
+        await self.limbo.enter(ref, generation, free.sequence, held)
         return True
 
     async def _is_over(self, ref: SlotRef) -> bool:
@@ -589,8 +576,8 @@ class Room:
                 await self._media.reload_header(RegionId(ref.device, ref.region))
             if self._media.header(RegionId(ref.device, ref.region)).epoch != ref.generation >> 32:
                 return True  # the region was formatted since: no record of that time is believed
-            if ref.address in self._unflushed:
-                await self.flush_freed()
+            if ref.address in self.limbo.unflushed:
+                await self.limbo.flush()
             record = await self._media.read_descriptor(ref.address)
         except (DeviceError, Unavailable):
             return False
@@ -609,5 +596,5 @@ class Room:
             self._dirty.add(chunk)
 
 
-async def _evict_nothing(object_id: ObjectId) -> bool:
+async def _evict_nothing(object_id: ObjectId, *, ahead: bool = False) -> bool:
     return False

@@ -1,4 +1,7 @@
-"""Reads everything a pool holds and compares it with its checksums; what is wrong is dropped by the pool and reported."""
+"""Reads everything a pool holds and compares it with its checksums; what is wrong is dropped by the pool and reported.
+
+How fast is up to the pool, which reads in the background (see `pace`) what nobody waits for.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
     from blockdev.types import Descriptor
 
 WORKERS = 4
-"""Objects read at once: enough to keep several devices busy, few enough to leave room for those who wait for data."""
+"""Objects read at once while nobody waits for data: enough to keep several devices busy."""
 REPORT_EVERY = 0.1
 """Seconds."""
 

@@ -25,6 +25,10 @@ class Shelf:
         """Whether a region of this device has a free slot."""
         return device in self._regions
 
+    def free_on(self, device: DeviceNo) -> int:
+        """How many free slots a device has."""
+        return sum(region.counts[SlotState.FREE] for region in self._regions.get(device, ()))
+
     def add(self, region: Region) -> None:
         """A region has free slots; nothing if that is known."""
         if region.id in self._shelved:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
 from blockdev.errors import Unavailable
-from blockdev.region import IllegalTransition, Region, SlotState
+from blockdev.region import Claim, IllegalTransition, Region, SlotState
 from blockdev.shelf import Coldest, Shelf
 from blockdev.tally import SpaceTotals, Tally
 from blockdev.types import (
@@ -31,6 +31,10 @@ from blockdev.types import (
 )
 
 __all__ = ["Space", "SpaceTotals"]
+
+_MANY = 16
+"""Regions."""
+_USABLE = tuple(state for state in SlotState if state is not SlotState.BAD)
 
 
 class Space:
@@ -116,12 +120,36 @@ class Space:
         """Whether `take` would find a slot."""
         return bool(self._shelves[slot_class])
 
+    @property
+    def spares_one(self) -> bool:
+        """Whether there are so many regions that one is kept for directories and small files, whoever is short of room.
+
+        Else a pool full of what may not go takes no directory either.
+        """
+        return len(self._regions) + sum(map(len, self._unused.values())) >= _MANY
+
+    def is_spared(self, region: Region) -> bool:
+        """Whether it is that one."""
+        inline = SlotClass.INLINE
+        return region.slot_class is inline and self._tally.regions(inline) == 1 and self.spares_one
+
+    @property
+    def has_unused(self) -> bool:
+        """Whether there is a region without a class."""
+        return any(self._unused.values())
+
+    def unused_devices(self) -> list[DeviceNo]:
+        """Devices with a region without a class."""
+        return [device for device, numbers in self._unused.items() if numbers]
+
+    def free_on(self, device: DeviceNo, slot_class: SlotClass) -> int:
+        """How many slots of a class `take` would find on a device."""
+        return self._shelves[slot_class].free_on(device)
+
     def lacking_devices(self, slot_class: SlotClass) -> list[DeviceNo]:
         """Devices with unused regions but without a free slot of the class: takes are not striped over them."""
         shelf = self._shelves[slot_class]
-        return [
-            device for device, numbers in self._unused.items() if numbers and not shelf.has_device(device)
-        ]
+        return [device for device in self.unused_devices() if not shelf.has_device(device)]
 
     def coldest_region(
         self,
@@ -307,6 +335,10 @@ class Space:
         """How many slots of the class leave limbo at a known time."""
         return sum(region.resting for region in self._limbo.values() if region.slot_class == slot_class)
 
+    def slots(self, slot_class: SlotClass, *states: SlotState) -> int:
+        """How many slots of a class are in these states; of all that can be used, without `states`."""
+        return self._tally.slots(slot_class, *(states or _USABLE))
+
     def quarantine(self, place: SlotAddress | SlotRef) -> None:
         """Do not use the slot until its region is formatted.
 
@@ -384,6 +416,18 @@ class Space:
         """
         region = self._regions.get(RegionId(ref.device, ref.region))
         return region is not None and region.claim(ref.slot, owner, ref.generation, sequence)
+
+    def claim_all(self, region_id: RegionId, claims: Sequence[Claim]) -> list[ObjectId]:
+        """As `claim` for many slots of a region; returns the owners of those that cannot be."""
+        region = self._regions.get(region_id)
+        if region is None:
+            return [owner for _, owner, _, _ in claims]
+        unknown = region.counts[SlotState.UNKNOWN]
+        refused = region.claim_all(claims)
+        count = unknown - region.counts[SlotState.UNKNOWN]
+        self._tally.move(region.slot_class, SlotState.UNKNOWN, SlotState.LIVE, count)
+        self._note_empty(region)
+        return refused
 
     def unknown_chunk(self, slot_class: SlotClass) -> tuple[RegionId, int] | None:
         """A chunk with slots whose record was not read yet: a place to look for free ones. Region after region."""

@@ -62,11 +62,20 @@ class Tally:
         """Do not count them any more."""
         self._count(region, -1)
 
-    def move(self, slot_class: SlotClass, before: SlotState, after: SlotState) -> None:
-        """One slot of a region that is counted went from one state to another."""
+    def move(self, slot_class: SlotClass, before: SlotState, after: SlotState, count: int = 1) -> None:
+        """Slots of a region that is counted went from one state to another."""
         counts = self._slots[slot_class]
-        counts[before] -= 1
-        counts[after] += 1
+        counts[before] -= count
+        counts[after] += count
+
+    def regions(self, slot_class: SlotClass) -> int:
+        """How many regions of a class are counted."""
+        return self._regions[slot_class]
+
+    def slots(self, slot_class: SlotClass, *states: SlotState) -> int:
+        """How many slots of a class are in these states."""
+        counts = self._slots[slot_class]
+        return sum(counts[state] for state in states)
 
     def totals(self, unused_regions: int) -> SpaceTotals:
         """The sums as they are now."""

@@ -131,7 +131,12 @@ class Versions:
         """A file has a new version."""
         self._policy.remove(head.object_id)
         self._policy.add(head.object_id, self._room.classes(slots_of(head, extents)), now)
+        self._policy.named(head.object_id, head.name, head.stamp)
         self.unread.add(head.object_id)
+
+    def renamed(self, head: Descriptor) -> None:
+        """A file has a new name, and the same content."""
+        self._policy.named(head.object_id, head.name, head.stamp)
 
     async def slots(self, record: Descriptor) -> list[SlotRef]:
         """Every slot of a version, its head first."""
@@ -200,7 +205,7 @@ class Versions:
 
     async def replaced(self, old: Descriptor, successor: Descriptor) -> None:
         """Free the object whose name `successor` took, if it is ours."""
-        if self._catalog.is_ours(old):
+        if self._room.is_ours(old.ref) or not self._room.reaches(old.ref):
             self._catalog.forget(old)
             await self._free(old)
             self.debts.forgive(old.object_id)

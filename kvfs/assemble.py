@@ -19,6 +19,7 @@ from kvfs.config import load_config
 from kvfs.errors import ConfigError, FramesError, MissingDevice
 from kvfs.frames import Arena, open_frames
 from kvfs.fuse.mount import MountOptions, serve
+from kvfs.names import is_temporary
 from kvfs.sizes import format_size
 
 if TYPE_CHECKING:
@@ -71,11 +72,11 @@ async def reading(folder: PoolFolder) -> AsyncIterator[Pool]:
 
 @asynccontextmanager
 async def writing(folder: PoolFolder, purpose: str, config: Config | None = None) -> AsyncIterator[Opened]:
-    """The pool, with the right to write, beside others who have it open.
+    """The pool, with the right to write, as one of its members on this host.
 
     :param purpose: for those who find the pool busy, such as "mounted on /mnt/kv"
     :param config: instead of the one in the pool's folder
-    :raises PoolBusy: somebody must be alone with it, or there is no room for one more
+    :raises PoolBusy: somebody is alone with it, or it has as many members as it can have
     :raises ConfigError, MissingDevice, WrongDomain, FormatError, DeviceError:
     """
     config = config or load_config(folder.config)
@@ -83,7 +84,10 @@ async def writing(folder: PoolFolder, purpose: str, config: Config | None = None
         devices = await stack.enter_async_context(open_devices(config, writable=True))
         await _superblock_of(devices, config)
         options = OpenOptions(
-            domain=local_domain(folder.path.parent), flush=config.durability == "flush", purpose=purpose
+            domain=local_domain(folder.path.parent),
+            flush=config.durability == "flush",
+            purpose=purpose,
+            is_temporary=is_temporary,
         )
         yield Opened(await stack.enter_async_context(_pool(devices, folder, options)), config)
 
@@ -92,6 +96,8 @@ async def writing(folder: PoolFolder, purpose: str, config: Config | None = None
 async def locked(folder: PoolFolder, config: Config, purpose: str) -> AsyncIterator[Superblock]:
     """Be the only process of this host that has the pool open for writing, for what changes the pool itself; yields
     what its media say of it.
+
+    For what members cannot do, such as adding a device.
 
     :raises PoolBusy, MissingDevice, FormatError, DeviceError:
     """
@@ -109,8 +115,8 @@ def _busy(name: str, leases: Leases) -> str:
     holders = leases.holders()
     if not holders:
         return f"pool '{name}' is open for writing in another process; try again when it has ended"
-    by = " and by ".join(f"process {holder.pid}, {holder.purpose}" for holder in holders)
-    return f"pool '{name}' is in use by {by}; unmount it or wait for it to end"
+    who = " and ".join(f"process {holder.pid}, {holder.purpose}" for holder in holders)
+    return f"pool '{name}' is in use by {who}; unmount it or wait for it to end"
 
 
 @asynccontextmanager

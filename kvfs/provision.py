@@ -175,9 +175,8 @@ async def _refuse_in_use(state: StateDirectory, path: Path) -> None:
         with Leases.open(folder.path, superblock.pool) as leases:
             holders = leases.holders()
         if holders:
-            raise PoolBusy(
-                f"{path} is in use by pool '{superblock.name}', process {holders[0].pid}, {holders[0].purpose}"
-            )
+            who = " and ".join(f"process {holder.pid}, {holder.purpose}" for holder in holders)
+            raise PoolBusy(f"{path} is in use by pool '{superblock.name}', {who}")
 
 
 @asynccontextmanager

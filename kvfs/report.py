@@ -6,16 +6,18 @@ import os
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 from blockdev.scrub import scrub
-from blockdev.types import DeviceNo
+from blockdev.types import DeviceNo, SlotClass
+from kvfs.sizes import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from blockdev.pool import Pool
+    from blockdev.space import SpaceTotals
     from kvfs.frames import FrameCache
     from kvfs.fuse.mount import Mount
 
@@ -25,6 +27,8 @@ GAUGES = (
     "room.",
     "space.",
     "devices.",
+    "limbo.slots",
+    "limbo.bytes",
     *(
         f"frames.{name}"
         for name in ("frames", "frame_size", "free", "idle", "pinned", "zombies", "waiting", "loading")
@@ -114,6 +118,25 @@ def describe_pool(pool: Pool) -> Json:
     }
 
 
+_STATES = ("free", "reserved", "live", "limbo", "bad", "unknown")
+
+
+def space_of(space: SpaceTotals) -> Json:
+    """Payload bytes by state, and slots by state and class; `unknown` is what was not looked at since the mount began."""
+    shown = plain(space)
+    classes = {class_name(row.slot_class): row for row in space.classes}
+    del shown["classes"]
+    shown["regions_by_class"] = {name: row.regions for name, row in classes.items()}
+    for state in _STATES:
+        shown[f"{state}_slots_by_class"] = {name: getattr(row, state) for name, row in classes.items()}
+    return cast("Json", shown)
+
+
+def class_name(slot_class: SlotClass) -> str:
+    """The size of what its slots hold: `4 MiB`, or `inline` where that is in the record."""
+    return format_size(slot_class.payload_size, " ") if slot_class.payload_size else "inline"
+
+
 def statistics_of(pool: Pool, frames: FrameCache, mount: Mount) -> Json:
     """What `kvfs stats` and the metrics show of a mount: a section a component."""
     of_pool = pool.statistics()
@@ -122,7 +145,8 @@ def statistics_of(pool: Pool, frames: FrameCache, mount: Mount) -> Json:
         "room": plain(of_pool.totals) | {"objects": of_pool.objects},
         "reads": plain(of_pool.reads),
         "regions": plain(of_pool.room),
-        "space": plain(of_pool.space),
+        "limbo": plain(of_pool.limbo),
+        "space": space_of(of_pool.space),
         "frames": plain(frames.statistics()),
         "mount": plain(mount.statistics()),
         "devices": {"unreachable": len(of_pool.unreachable_devices)},

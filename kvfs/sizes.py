@@ -46,8 +46,11 @@ def _wrong_unit(text: str, number: str, unit: str) -> str:
     return f"'{text}' has an unknown unit '{unit}': use {', '.join(_UNITS)} or K, M, G, T, P"
 
 
-def format_size(size: int) -> str:
-    """For people: at most four digits, rounded, such as `1.5GiB` or `17.2TiB`."""
+def format_size(size: int, space: str = "") -> str:
+    """For people: at most four digits, rounded, such as `1.5GiB` or `17.2TiB`.
+
+    :param space: between number and unit
+    """
     value, unit = float(size), 0
     while abs(value) >= 999.95 and unit < len(_UNITS) - 1:
         value /= 1024
@@ -56,7 +59,7 @@ def format_size(size: int) -> str:
     number = f"{value:.{digits}f}"
     if digits:
         number = number.rstrip("0").rstrip(".")
-    return f"{number}{_UNITS[unit]}"
+    return f"{number}{space}{_UNITS[unit]}"
 
 
 def exact_size(size: int) -> str:

@@ -68,11 +68,19 @@ def lacks_lab() -> str | None:
     return None if os.environ.get("KVFS_LAB") == "1" else "not inside the lab (KVFS_LAB=1)"
 
 
+def lacks_traces() -> str | None:
+    folder = os.environ.get("KVFS_TRACES")
+    if not folder or not any(Path(folder).glob("*.jsonl.xz")):
+        return "KVFS_TRACES names no folder with traces of requests (*.jsonl.xz)"
+    return None
+
+
 CAPABILITIES: Mapping[str, Callable[[], str | None]] = {
     "fuse": lacks_fuse,
     "loop": lacks_loop,
     "lab": lacks_lab,
     "sglang": lacks_sglang,
+    "traces": lacks_traces,
 }
 """Marker → probe."""
 

@@ -41,6 +41,16 @@ from blockdev.layout.header import (
     encode_region_header,
     pick_region_header,
 )
+from blockdev.layout.packed import (
+    Outline,
+    Status,
+    outline_descriptor,
+    packed_kind,
+    packed_object,
+    packed_parent,
+    packed_place,
+    packed_status,
+)
 from blockdev.layout.page import Buffer
 from blockdev.layout.superblock import (
     DEVICES_MAX,
@@ -73,7 +83,9 @@ __all__ = [
     "SUPERBLOCK_VERSION",
     "Buffer",
     "DeviceGeometry",
+    "Outline",
     "RegionGeometry",
+    "Status",
     "check_name",
     "decode_descriptor",
     "decode_region_header",
@@ -87,8 +99,14 @@ __all__ = [
     "index_class",
     "max_extents",
     "max_inline",
+    "outline_descriptor",
     "pack_descriptor",
     "pack_extents",
+    "packed_kind",
+    "packed_object",
+    "packed_parent",
+    "packed_place",
+    "packed_status",
     "pick_descriptor",
     "pick_region_header",
     "pick_superblock",

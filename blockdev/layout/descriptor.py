@@ -83,12 +83,13 @@ INLINE_MAX = 2560
 """Most bytes of payload in a descriptor. More would fit, but so must a longer name or an attribute later."""
 
 _FIXED = struct.Struct("<8BHHIIIQQQ16s16s16sIIIIqqqQQ")
+FIXED_SIZE = _FIXED.size
 _ATTRIBUTE = struct.Struct("<BH")
 _SEQUENCE = struct.Struct("<Q")
 _SEQUENCE_OFFSET = BODY_OFFSET + 32
 
-_INDEXED = 1
-_HAS_HEAD = 2
+INDEXED, HAS_HEAD = 1, 2
+"""Flags."""
 _KINDS = tuple(Kind)
 _PREFIX = b"user."
 _ROOT_ID = ObjectId(ROOT)
@@ -149,7 +150,7 @@ def pack_descriptor(record: Descriptor) -> bytes:
 def _pack_fixed(record: Descriptor) -> bytes:
     return _FIXED.pack(
         record.kind,
-        (_INDEXED if record.indexed else 0) | (_HAS_HEAD if record.head is not None else 0),
+        (INDEXED if record.indexed else 0) | (HAS_HEAD if record.head is not None else 0),
         record.codec,
         len(record.name),
         len(record.extents),
@@ -198,9 +199,9 @@ def _unpack(body: bytes) -> Descriptor:
         object_id, directory, predecessor, mode, uid, gid, index,
         mtime, ctime, btime, size, stored_size,
     ) = _FIXED.unpack_from(body)  # fmt: skip
-    if reserved or flags > _INDEXED | _HAS_HEAD or extent_count > HEAD_EXTENTS_MAX:
+    if reserved or flags > INDEXED | HAS_HEAD or extent_count > HEAD_EXTENTS_MAX:
         raise FormatError("a descriptor with a field that version 1 does not have")
-    head_end = _FIXED.size + (SLOT_REF_SIZE if flags & _HAS_HEAD else 0)
+    head_end = _FIXED.size + (SLOT_REF_SIZE if flags & HAS_HEAD else 0)
     name_end = head_end + name_length
     superseded_end = name_end + superseded_count * SLOT_REF_SIZE
     extents_end = superseded_end + extent_count * EXTENT_ENTRY_SIZE
@@ -226,14 +227,14 @@ def _unpack(body: bytes) -> Descriptor:
         size,
         stored_size,
         codec,
-        bool(flags & _INDEXED),
+        bool(flags & INDEXED),
         unpack_extents(body[superseded_end:extents_end]) if extent_count else (),
         unpack_slot_refs(body[name_end:superseded_end]) if superseded_count else (),
         predecessor,
         xattrs,
         body[xattrs_end:],
         index,
-        unpack_slot_refs(body[_FIXED.size : head_end])[0] if flags & _HAS_HEAD else None,
+        unpack_slot_refs(body[_FIXED.size : head_end])[0] if flags & HAS_HEAD else None,
     )
     _check_names(record)
     return record

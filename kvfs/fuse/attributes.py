@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pyfuse3
 
-from blockdev.types import Descriptor
+from blockdev.layout import Status, packed_status
 from kvfs.fuse.drafts import Draft
 from kvfs.fuse.inodes import Inode
 from kvfs.fuse.ports import PoolPort
@@ -22,7 +22,7 @@ SHARED_TIMEOUT = 10.0
 change, but a word that comes before it has made the inode that it is about is lost."""
 NEGATIVE_TIMEOUT = 1.0
 """Seconds."""
-SHARED_NEGATIVE_TIMEOUT = 0.1
+SHARED_NEGATIVE_TIMEOUT = 0.05
 """Seconds for which a name that another member makes may be missed."""
 NEW_TIMEOUT = 1.0
 """Seconds."""
@@ -73,20 +73,22 @@ class Attributes:
         entry.st_ino = pyfuse3.InodeT(inode.number)
         entry.st_nlink = 1
         entry.st_blksize = self._block_size
-        entry.entry_timeout = self._entry_timeout(inode)
         if inode.draft is not None:
             self._draft(entry, inode.draft)
-        elif inode.record is not None:
-            self._record(entry, inode.record)
+        elif inode.packed is not None:
+            self._published(entry, packed_status(inode.packed))
         elif inode.is_root:
             self._root_directory(entry)
         else:
             entry.st_mode = pyfuse3.ModeT(stat.S_IFREG)
             entry.st_nlink = 0
         if inode.is_directory:
+            entry.entry_timeout = PUBLISHED_TIMEOUT
             entry.st_nlink = 2
             if inode.mtime_ns:
                 entry.st_mtime_ns = entry.st_ctime_ns = inode.mtime_ns
+        else:
+            entry.entry_timeout = self._entry_timeout(inode)
         if inode.gone:
             entry.st_nlink = 0
         if inode.stale:
@@ -103,7 +105,9 @@ class Attributes:
 
     def _entry_timeout(self, inode: Inode) -> float:
         # While somebody writes to a published file, what its name leads to may change with every close.
-        over = self._volume.overlay.get(*inode.place) if not inode.is_directory else None
+        if not self._volume.overlay.occupies(inode.parent):
+            return PUBLISHED_TIMEOUT
+        over = self._volume.overlay.get(*inode.place)
         draft = over.draft if over is not None else None
         return 0.0 if draft is not None and draft.base is not None else PUBLISHED_TIMEOUT
 
@@ -123,15 +127,15 @@ class Attributes:
     def _published_timeout(self) -> float:
         return PUBLISHED_TIMEOUT if self._company.alone else SHARED_TIMEOUT
 
-    def _record(self, entry: pyfuse3.EntryAttributes, record: Descriptor) -> None:
+    def _published(self, entry: pyfuse3.EntryAttributes, status: Status) -> None:
         entry.attr_timeout = self._published_timeout()
-        entry.st_mode = pyfuse3.ModeT(record.mode)
-        entry.st_uid = record.uid
-        entry.st_gid = record.gid
-        entry.st_size = record.size
-        entry.st_blocks = -(-record.stored_size // _SECTOR)
-        entry.st_mtime_ns = record.mtime_ns
-        entry.st_ctime_ns = record.ctime_ns
+        entry.st_mode = pyfuse3.ModeT(status.mode)
+        entry.st_uid = status.uid
+        entry.st_gid = status.gid
+        entry.st_size = status.size
+        entry.st_blocks = -(-status.stored_size // _SECTOR)
+        entry.st_mtime_ns = status.mtime_ns
+        entry.st_ctime_ns = status.ctime_ns
 
     def _root_directory(self, entry: pyfuse3.EntryAttributes) -> None:
         root = self._root

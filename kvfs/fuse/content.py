@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from blockdev.types import Descriptor, ExtentRef, SlotRef, Xxh3
+from blockdev.types import PAGE, Descriptor, ExtentRef, SlotRef, Xxh3
 from kvfs.frame_table import Frame
 from kvfs.fuse.intake import Intake
 from kvfs.fuse.ranges import Ranges
@@ -43,7 +43,10 @@ class DraftExtent:
     :ivar frame: its newest bytes, if they are in memory
     :ivar written: which bytes of it are its own; those not written are the base's, or zeros, and undefined in the frame
     :ivar version: grows with every change of its bytes
-    :ivar saved: what the slot holds
+    :ivar saved: what the slot holds, if all that there was then
+    :ivar sending: what it will hold, if nothing goes wrong
+    :ivar sent: so many bytes from its beginning, whole pages, are in the slot as they are in the frame
+    :ivar reach: so many will be, when the write that is under way has ended
     :ivar dead: cut off; whoever works on it lets it go
     """
 
@@ -52,7 +55,10 @@ class DraftExtent:
         "frame",
         "index",
         "owner",
+        "reach",
         "saved",
+        "sending",
+        "sent",
         "slot",
         "slot_size",
         "version",
@@ -68,6 +74,9 @@ class DraftExtent:
         self.written = Ranges()
         self.version = 0
         self.saved: Saved | None = None
+        self.sending: Saved | None = None
+        self.sent = 0
+        self.reach = 0
         self.dead = False
 
     @property
@@ -90,7 +99,13 @@ class DraftExtent:
     def note(self, start: int, stop: int) -> None:
         """Bytes `[start, stop)` were put into the frame."""
         self.written.add(start, stop)
+        self.changed(start)
+
+    def changed(self, start: int) -> None:
+        """Bytes from `start` on, perhaps, are others than they were."""
         self.version += 1
+        whole = start // PAGE * PAGE
+        self.sent, self.reach = min(self.sent, whole), min(self.reach, whole)
 
     @property
     def is_whole(self) -> bool:
@@ -127,25 +142,29 @@ class DraftContent:
         self.changed_ns = 0
 
     def catch_up(self) -> list[DraftExtent]:
-        """Take in what threads have written; returns the extents that became whole."""
-        whole = []
+        """Take in what threads have written; returns the extents that did not have all of it before."""
+        more: dict[DraftExtent, None] = {}
         for extent, start, stop, time_ns in self.intake.take():
             if extent.dead:
                 continue
             if self.prepared.get(extent.index) is extent:
                 self.extents[extent.index] = self.prepared.pop(extent.index)
-            was_whole = extent.is_whole
+            if not extent.written.covers(start, stop):
+                more[extent] = None
             extent.note(start, stop)
             self.grow(extent.index * self.extent_size + stop)
             self.changed_ns = time_ns
-            if extent.is_whole and not was_whole:
-                whole.append(extent)
-        return whole
+        return list(more)
 
     def fail(self, error: Exception) -> None:
         """Nothing will be published any more, for this reason unless there was one before."""
         self.error = self.error or error
         self.intake.close()
+
+    def check(self) -> None:
+        """:raises Exception: what it failed with"""
+        if self.error is not None:
+            raise self.error
 
     def rebase(self, base: Descriptor, extents: tuple[ExtentRef, ...]) -> None:
         """Go on from a published version: every byte is its, nothing is the draft's own."""
@@ -198,8 +217,9 @@ class DraftContent:
             gone = [self.extents.pop(index) for index in sorted(self.extents) if index >= last]
             cut = self.extents.get(last - 1)
             if cut is not None:
-                cut.written.cut(size - cut.index * self.extent_size)
-                cut.version += 1
+                at = size - cut.index * self.extent_size
+                cut.written.cut(at)
+                cut.changed(at)
         self.size = size
         self.dirty = True
         return gone

@@ -7,25 +7,25 @@ to fresh slots. A draft whose write failed is poisoned: it is never published ag
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import trio
-from xxhash import xxh3_128_digest
 
 from blockdev.errors import BlockError
 from blockdev.publication import NewObject
+from blockdev.tasks import background
 from blockdev.types import HOLE, NAME_MAX, Descriptor, DirectoryId, ExtentRef
-from kvfs.errors import FramesClosed, FramesError
-from kvfs.fuse.content import DraftContent, DraftExtent, Piece
+from kvfs.errors import FramesError
+from kvfs.fuse.content import DraftContent, DraftExtent
+from kvfs.fuse.draft_reading import DraftReading
 from kvfs.fuse.intake import Intake, Soon
 from kvfs.fuse.memory import DraftMemory
 from kvfs.fuse.ports import PoolPort, Xattrs
+from kvfs.fuse.predecessors import Predecessors
 from kvfs.fuse.versions import Versions
-
-_WRITERS_REMEMBERED = 1024
 
 
 @dataclass(slots=True)
@@ -38,23 +38,6 @@ class FileAttributes:
     mtime_ns: int
     ctime_ns: int
     xattrs: Xattrs = ()
-
-
-class Predecessors:
-    """The name that each writing thread published before: a chain of names that are likely read in that order."""
-
-    def __init__(self) -> None:
-        self._last: OrderedDict[int, bytes] = OrderedDict()
-
-    def of(self, thread: int) -> bytes:
-        """128-bit hash of the thread's last name; zeros if there is none."""
-        return self._last.get(thread, bytes(16))
-
-    def note(self, thread: int, name: bytes) -> None:
-        self._last[thread] = xxh3_128_digest(name)
-        self._last.move_to_end(thread)
-        if len(self._last) > _WRITERS_REMEMBERED:
-            self._last.popitem(last=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +81,10 @@ class Draft:
         self.handles = 0
         self.lock = trio.Lock()
         self.on_idle: Callable[[], None] = _nothing
-        intake = Intake(services.soon, self._note_whole, self._note_half)
+        intake = Intake(services.soon, self._note_more, self._note_half)
         self.content = DraftContent(services.pool.extent_size, intake)
         self._services = services
+        self._reading = DraftReading(self.content, services.memory, services.versions)
         self._writer = writer
         self._mtime_set = False
 
@@ -137,8 +121,7 @@ class Draft:
 
     def check(self) -> None:
         """:raises Exception: what poisoned the draft"""
-        if self.content.error is not None:
-            raise self.content.error
+        self.content.check()
 
     @asynccontextmanager
     async def hold(self) -> AsyncIterator[None]:
@@ -193,12 +176,12 @@ class Draft:
         for piece, extent in zip(pieces, extents, strict=True):
             length = piece.stop - piece.start
             await memory.bring(extent)
-            was_whole = extent.is_whole
+            is_more = not extent.written.covers(piece.start, piece.stop)
             extent.absorb(piece.start, data[:length])
             data = data[length:]
             content.grow(piece.extent * content.extent_size + piece.stop)
-            if not was_whole and extent.is_whole:
-                memory.save_soon(extent)
+            if is_more:
+                memory.send_soon(extent)
             memory.admit(extent)
         self.touch()
         if pieces and pieces[-1].extent:
@@ -220,7 +203,7 @@ class Draft:
             self.content.changed_ns = 0
             self._mtime_set = False
 
-    def _note_whole(self, _: DraftExtent) -> None:
+    def _note_more(self, _: DraftExtent) -> None:
         self.catch_up()
 
     def _note_half(self, extent: DraftExtent) -> None:
@@ -264,63 +247,7 @@ class Draft:
         :raises BlockError, FramesError:
         """
         self.check()
-        length = min(length, self.size - offset)  # which catches up
-        if length <= 0:
-            return b""
-        pieces = list(self.content.pieces(offset, length))
-        if len(pieces) == 1:
-            return await self._read(pieces[0])
-        return b"".join([bytes(await self._read(piece)) for piece in pieces])
-
-    async def _read(self, piece: Piece) -> memoryview | bytes:
-        found = None
-        while found is None:
-            extent = self.content.extents.get(piece.extent)
-            found = await (self._read_base(piece) if extent is None else self._read_own(piece, extent))
-        return found
-
-    async def _read_own(self, piece: Piece, extent: DraftExtent) -> memoryview | bytes | None:
-        """From the draft's extent; None if that was published or cut off meanwhile."""
-        memory, content = self._services.memory, self.content
-        try:
-            if extent.written.covers(piece.start, piece.stop):
-                frame = await memory.bring(extent)
-            else:
-                frame = await memory.complete(extent)
-        except FramesClosed:
-            if content.extents.get(piece.extent) is extent:
-                raise
-            return None
-        stop = min(piece.stop, extent.used)
-        if content.extents.get(piece.extent) is not extent or not extent.written.covers(piece.start, stop):
-            return None
-        return self._padded(frame.view[piece.start : stop], piece)
-
-    async def _read_base(self, piece: Piece) -> memoryview | bytes | None:
-        """From the published version; None if the draft went on to another one or wrote to the extent meanwhile."""
-        content, versions, base = self.content, self._services.versions, self.content.base
-        stop = min(piece.stop, content.base_used(piece.extent))
-        if base is None or stop <= piece.start:
-            return self._services.memory.zeros[: piece.stop - piece.start]
-        if base.inline:
-            return self._padded(memoryview(base.inline)[piece.start : stop], piece)
-        try:
-            frame = await versions.get(base, piece.extent, content.base_extents[piece.extent])
-        except BlockError:
-            if content.base is base:
-                raise
-            return None
-        versions.unpin_frame(frame)  # nobody else gets it before the caller's next checkpoint
-        if content.base is not base or piece.extent in content.extents:
-            return None
-        stop = min(stop, content.base_used(piece.extent))
-        return self._padded(frame.view[piece.start : max(piece.start, stop)], piece)
-
-    @staticmethod
-    def _padded(view: memoryview, piece: Piece) -> memoryview | bytes:
-        """With zeros for what the file does not have there."""
-        missing = piece.stop - piece.start - len(view)
-        return bytes(view) + bytes(missing) if missing else view
+        return await self._reading.read(offset, min(length, self.size - offset))  # which catches up
 
     # --- publishing
 
@@ -350,33 +277,41 @@ class Draft:
         if not self._mtime_set and content.size:
             attributes.mtime_ns = self._services.now_ns()
         inline = await self._inline()
-        extents = () if inline is not None else await self._settle_extents()
-        self.check()  # an extent may have been lost while others were written
-        new = NewObject(
+        if inline is not None:
+            record = await self._hand_over(self._described(inline, (), replace=replace))
+        else:
+            async with background() as nursery:
+                extents = await self._settle_extents(nursery)
+                self.check()  # an extent may have been lost while others were written
+                record = await self._hand_over(self._described(b"", extents, replace=replace))
+        attributes.mtime_ns, attributes.ctime_ns = record.mtime_ns, record.ctime_ns
+        self._services.predecessors.note(self._writer, self.name)
+
+    def _described(self, inline: bytes, extents: tuple[ExtentRef, ...], *, replace: bool) -> NewObject:
+        attributes = self.attributes
+        return NewObject(
             directory=self.directory,
             name=self.name,
             mode=attributes.mode,
             uid=attributes.uid,
             gid=attributes.gid,
             mtime_ns=attributes.mtime_ns,
-            size=content.size,
+            size=self.content.size,
             extents=extents,
-            inline=inline or b"",
+            inline=inline,
             xattrs=attributes.xattrs,
             predecessor=self._services.predecessors.of(self._writer),
-            base=content.base,
+            base=self.content.base,
             replace=replace,
         )
-        record = await self._hand_over(new)
-        attributes.mtime_ns, attributes.ctime_ns = record.mtime_ns, record.ctime_ns
-        self._services.predecessors.note(self._writer, self.name)
 
     async def _hand_over(self, new: NewObject) -> Descriptor:
         """Publish; the pool has the slots from here on, whatever becomes of it."""
         base, versions, content = self.content.base, self._services.versions, self.content
         record = None
+        arrived = partial(self._services.memory.arrive, [*content.extents.values()]) if new.extents else None
         try:
-            record = await self._services.pool.publish(new)
+            record = await self._services.pool.publish(new, arrived)
         finally:
             self._let_extents_go(new.extents, published=record is not None)
         versions.forget(set(content.base_extents).difference(new.extents))
@@ -408,9 +343,9 @@ class Draft:
         limit = self._services.pool.inline_limit(bytes(NAME_MAX), self.attributes.xattrs)
         if self.size > limit:
             return None
-        return bytes(await self._read(Piece(0, 0, self.size))) if self.size else b""
+        return bytes(await self._reading.read(0, self.size))
 
-    async def _settle_extents(self) -> tuple[ExtentRef, ...]:
+    async def _settle_extents(self, nursery: trio.Nursery) -> tuple[ExtentRef, ...]:
         content, memory = self.content, self._services.memory
         count = -(-content.size // content.extent_size)
         result = [HOLE] * count
@@ -425,7 +360,7 @@ class Draft:
         if content.base is not None and content.base.inline and content.base_used(0):
             await memory.add(content, 0)
         for index, extent in sorted(content.extents.items()):
-            slot, xxh3 = await memory.settle(extent)
+            slot, xxh3 = await memory.settle(extent, nursery)
             result[index] = ExtentRef(*slot, xxh3)
         return tuple(result)
 

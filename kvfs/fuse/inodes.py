@@ -8,33 +8,48 @@ published from it when the last writer closes it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import TypeVar
 
+from blockdev.layout import (
+    pack_descriptor,
+    packed_kind,
+    packed_object,
+    packed_parent,
+    packed_place,
+    unpack_descriptor,
+)
 from blockdev.types import ROOT, Descriptor, DirectoryId, Kind, ObjectId
 from kvfs.fuse.drafts import Draft
 from kvfs.fuse.versions import same_content
 
+K = TypeVar("K")
 ROOT_NUMBER = 1
 Place = tuple[DirectoryId, bytes]
 """A name in a directory."""
 
 
+_unpacked = lru_cache(maxsize=1024)(unpack_descriptor)
+"""What is asked of an inode's record comes in bursts."""
+
+
 class Inode:
-    """What a number stands for.
+    """What a number stands for. There is one for every file that the kernel remembers, perhaps for millions.
 
     :ivar number: unsigned 64 bit
-    :ivar record: the published version, directory or symlink; None for a draft, for the root, and for what is dead
+    :ivar packed: the record, as the catalogue keeps it: a fifth of the memory
     :ivar draft: while somebody writes
     :ivar lookups: how often the kernel was told the number and has not forgotten it
     :ivar handles: open files
     :ivar gone: its name was removed or given to another file; only those who have it open can reach it
     :ivar stale: another member did that, or moved it: who comes by name is sent back to look the name up
     :ivar doubtful: another member may have, while it was a draft
-    :ivar place: where it is or was last
     :ivar atime_ns: in memory only
     :ivar mtime_ns: of a directory, in memory only; 0 if unknown
     """
 
     __slots__ = (
+        "_place",
         "atime_ns",
         "doubtful",
         "draft",
@@ -43,15 +58,13 @@ class Inode:
         "lookups",
         "mtime_ns",
         "number",
-        "place",
-        "record",
+        "packed",
         "stale",
     )
 
-    def __init__(self, number: int, place: Place) -> None:
+    def __init__(self, number: int, place: Place | None, packed: bytes | None = None) -> None:
         self.number = number
-        self.place = place
-        self.record: Descriptor | None = None
+        self.packed = packed
         self.draft: Draft | None = None
         self.lookups = 0
         self.handles = 0
@@ -60,6 +73,37 @@ class Inode:
         self.doubtful = False
         self.atime_ns = 0
         self.mtime_ns = 0
+        self._place = place
+
+    @property
+    def record(self) -> Descriptor | None:
+        """The published version, directory or symlink; None for a draft, for the root, and for what is dead."""
+        return _unpacked(self.packed) if self.packed is not None else None
+
+    @record.setter
+    def record(self, record: Descriptor | None) -> None:
+        self.packed = pack_descriptor(record) if record is not None else None
+
+    @property
+    def place(self) -> Place:
+        """Where it is or was last."""
+        if self._place is not None:
+            return self._place
+        assert self.packed is not None
+        return packed_place(self.packed)
+
+    @place.setter
+    def place(self, place: Place) -> None:
+        is_said = self.packed is not None and packed_place(self.packed) == place
+        self._place = None if is_said else place
+
+    @property
+    def parent(self) -> DirectoryId:
+        """The directory that it is or was last in."""
+        if self._place is not None:
+            return self._place[0]
+        assert self.packed is not None
+        return packed_parent(self.packed)
 
     @property
     def is_root(self) -> bool:
@@ -67,15 +111,15 @@ class Inode:
 
     @property
     def is_directory(self) -> bool:
-        return self.is_root or (self.record is not None and self.record.kind is Kind.DIRECTORY)
+        return self.is_root or (self.packed is not None and packed_kind(self.packed) is Kind.DIRECTORY)
 
     @property
     def directory(self) -> DirectoryId:
         """The directory's id; only for directories."""
         if self.is_root:
             return ROOT
-        assert self.record is not None
-        return DirectoryId(self.record.object_id)
+        assert self.packed is not None
+        return DirectoryId(packed_object(self.packed))
 
 
 class InodeTable:
@@ -85,8 +129,10 @@ class InodeTable:
         self._last = ROOT_NUMBER
         self.root = Inode(ROOT_NUMBER, (ROOT, b""))
         self._by_number: dict[int, Inode] = {ROOT_NUMBER: self.root}
-        self._by_object: dict[ObjectId, list[Inode]] = {}
-        self._by_place: dict[Place, list[Inode]] = {}
+        self._by_object: dict[ObjectId, Inode | list[Inode]] = {}
+        """Most objects have one: that takes no list."""
+        self._by_place: dict[int, Inode | list[Inode]] = {}
+        """By the hash of the place, which takes less memory."""
 
     def __len__(self) -> int:
         return len(self._by_number)
@@ -101,7 +147,7 @@ class InodeTable:
         """The inode of a directory, if the kernel may know it."""
         if directory == ROOT:
             return self.root
-        found = self._by_object.get(ObjectId(directory))
+        found = self.versions(ObjectId(directory))
         return found[-1] if found else None
 
     def of_record(self, record: Descriptor) -> Inode:
@@ -110,26 +156,35 @@ class InodeTable:
         One that had another name is not it: who moved it here would have said so with `renew`, and the kernel may go on
         finding it under that name.
         """
-        place = (record.directory, record.name)
-        for inode in reversed(self._by_object.get(record.object_id, ())):
-            assert inode.record is not None
-            if inode.place == place and same_content(inode.record, record):
+        return self.of_packed(pack_descriptor(record))
+
+    def of_packed(self, packed: bytes) -> Inode:
+        """As `of_record`, for one who has it packed. :raises FormatError: not a record"""
+        object_id = packed_object(packed)
+        for inode in reversed(self.versions(object_id)):
+            if inode.packed == packed and inode.place == packed_place(packed):
+                return inode
+            record = unpack_descriptor(packed)
+            place = (record.directory, record.name)
+            if inode.record is not None and inode.place == place and same_content(inode.record, record):
                 self._renew(inode, record)
                 return inode
-        inode = self._new(place)
-        self.bind(inode, record)
+        inode = self._new(None, packed)
+        _put(self._by_object, object_id, inode)
         return inode
 
     def renew(self, record: Descriptor) -> None:
         """A version was renamed or had its attributes changed: all its inodes have the new record."""
-        for inode in self._by_object.get(record.object_id, ()):
+        for inode in self.versions(record.object_id):
             if inode.record is not None and same_content(inode.record, record):
                 self._renew(inode, record)
 
     def _renew(self, inode: Inode, record: Descriptor) -> None:
         if inode.record is None or inode.record.stamp <= record.stamp:
+            place = (record.directory, record.name)
+            self.move(inode, place)  # before the record says so, too
             inode.record = record
-            self.move(inode, (record.directory, record.name))
+            inode.place = place
 
     def outdate(self, inode: Inode) -> None:
         """Its name stands for something else now, and it for nothing that can be found."""
@@ -138,25 +193,18 @@ class InodeTable:
 
     def at(self, place: Place) -> list[Inode]:
         """Inodes that are, or were last, at a place."""
-        return list(self._by_place.get(place, ()))
+        return [inode for inode in _all(self._by_place, hash(place)) if inode.place == place]
 
     def move(self, inode: Inode, place: Place) -> None:
         """It has another name."""
         if inode.place != place and inode.number in self._by_number:
-            self._leave_place(inode)
-            self._by_place.setdefault(place, []).append(inode)
+            _take(self._by_place, hash(inode.place), inode)
+            _put(self._by_place, hash(place), inode)
         inode.place = place
-
-    def _leave_place(self, inode: Inode) -> None:
-        there = self._by_place.get(inode.place, [])
-        if inode in there:
-            there.remove(inode)
-        if not there:
-            self._by_place.pop(inode.place, None)
 
     def versions(self, object_id: ObjectId) -> list[Inode]:
         """Inodes of an object, those of versions that are replaced included."""
-        return list(self._by_object.get(object_id, ()))
+        return _all(self._by_object, object_id)
 
     def of_draft(self, draft: Draft) -> Inode:
         """A new inode for a draft."""
@@ -169,10 +217,12 @@ class InodeTable:
         for nothing if there is none.
         """
         self._unindex(inode)
+        place = inode.place
         inode.record = record
+        inode.place = place
         if record is not None and inode.number in self._by_number:
             self.move(inode, (record.directory, record.name))
-            self._by_object.setdefault(record.object_id, []).append(inode)
+            _put(self._by_object, record.object_id, inode)
 
     def forget(self, number: int, lookups: int) -> Inode | None:
         """The kernel dropped `lookups` references; returns the inode."""
@@ -185,22 +235,37 @@ class InodeTable:
         """Remove an inode that neither the kernel nor an open file knows."""
         self._by_number.pop(inode.number, None)
         self._unindex(inode)
-        self._leave_place(inode)
+        _take(self._by_place, hash(inode.place), inode)
 
-    def _new(self, place: Place) -> Inode:
+    def _new(self, place: Place | None, packed: bytes | None = None) -> Inode:
         self._last += 1
-        inode = self._by_number[self._last] = Inode(self._last, place)
-        self._by_place.setdefault(place, []).append(inode)
+        inode = self._by_number[self._last] = Inode(self._last, place, packed)
+        _put(self._by_place, hash(inode.place), inode)
         return inode
 
     def _unindex(self, inode: Inode) -> None:
-        if inode.record is None:
-            return
-        siblings = self._by_object.get(inode.record.object_id, [])
-        if inode in siblings:
-            siblings.remove(inode)
-        if not siblings:
-            self._by_object.pop(inode.record.object_id, None)
+        if inode.packed is not None:
+            _take(self._by_object, packed_object(inode.packed), inode)
+
+
+def _all(index: dict[K, Inode | list[Inode]], key: K) -> list[Inode]:
+    found = index.get(key)
+    if found is None:
+        return []
+    return list(found) if isinstance(found, list) else [found]
+
+
+def _put(index: dict[K, Inode | list[Inode]], key: K, inode: Inode) -> None:
+    others = _all(index, key)
+    index[key] = [*others, inode] if others else inode
+
+
+def _take(index: dict[K, Inode | list[Inode]], key: K, inode: Inode) -> None:
+    others = [other for other in _all(index, key) if other is not inode]
+    if others:
+        index[key] = others if len(others) > 1 else others[0]
+    else:
+        index.pop(key, None)
 
 
 class Overlay:

@@ -18,6 +18,9 @@ from kvfs.fuse.landing import address_of
 if TYPE_CHECKING:
     from kvfs.fuse.content import DraftExtent
 
+PART = 1 << 20
+"""Bytes that are worth sending to media before their extent is whole."""
+
 Soon = Callable[..., None]
 """Has the trio thread call something soon, with arguments; from any thread."""
 
@@ -56,18 +59,18 @@ class Intake:
     """The open extents of one draft, and the notes.
 
     :param soon: how to reach the trio thread; None if no other threads will come
-    :param on_whole: called there when an extent may have become whole
+    :param on_more: called there when an extent may have become whole, or more of it has come, worth sending on
     :param on_half: called there when half of an extent, not the first, may have been written
     """
 
     def __init__(
         self,
         soon: Soon | None = None,
-        on_whole: Callable[[DraftExtent], object] = lambda _: None,
+        on_more: Callable[[DraftExtent], object] = lambda _: None,
         on_half: Callable[[DraftExtent], object] = lambda _: None,
     ) -> None:
         self._soon = soon
-        self._on_whole = on_whole
+        self._on_more = on_more
         self._on_half = on_half
         self._lock = threading.Lock()
         self._places: dict[int, Place] = {}
@@ -112,8 +115,8 @@ class Intake:
         assert self._soon is not None
         if place.extent.index and before > half >= place.missing:  # most files have one extent
             self._soon(self._on_half, place.extent)
-        if before > 0 >= place.missing:
-            self._soon(self._on_whole, place.extent)
+        if before > 0 and (place.missing <= 0 or before // PART != place.missing // PART):
+            self._soon(self._on_more, place.extent)
         for function in call:
             self._soon(function)
 

@@ -7,8 +7,8 @@ has pinned. A WRITE lands page-aligned in spare memory, since nobody knows where
 copied into its draft's frame, if the draft has let us in. Both without Python's lock for all that takes time, and
 without waiting. A READ or WRITE that must wait goes to the trio thread.
 
-One thread at a time waits for a request, and it passes the request on before it lets the next one wait: pyfuse3 gets
-them in the kernel's order, which a RELEASE and the request after it rely on.
+One thread at a time waits for a request, and it passes the request on before it waits for the next or lets another
+thread wait: pyfuse3 gets them in the kernel's order, which a RELEASE and the request after it rely on.
 """
 
 from __future__ import annotations
@@ -18,53 +18,40 @@ import errno
 import logging
 import os
 import select
-import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import pyfuse3
 import trio
 
-from blockdev.types import MIB, PAGE
+from blockdev.types import PAGE
 from kvfs.fuse import wire
 from kvfs.fuse.connection import ENDED, Connection
-from kvfs.fuse.errno_map import answers
 from kvfs.fuse.intake import Intake
 from kvfs.fuse.landing import FrameSource, Spare, Spares
-from kvfs.fuse.window import Window
-from kvfs.fuse.wire import Handshake, Opcode, Request
+from kvfs.fuse.relay import Buffer, Relay
+from kvfs.fuse.slow import Slow, SlowFiles
+from kvfs.fuse.wire import Opcode, Request
 
 log = logging.getLogger(__name__)
 
-MAX_BACKGROUND = 128
-"""Requests in flight that nobody waits for."""
 _JOIN = 10.0
 """Seconds that a thread may take to end."""
-_SOCKET_BYTES = 8 * MIB
-_SO_SNDBUFFORCE = 32
-
-_OURS = frozenset({Opcode.READ, Opcode.WRITE, Opcode.GETATTR, Opcode.GETXATTR, Opcode.FLUSH})
-"""Requests that may be answered out of order: whoever made one waits for it."""
-
-Buffer = memoryview | bytes
+_KNOWN = frozenset({Opcode.GETATTR, Opcode.GETXATTR, Opcode.FLUSH})
+"""Requests whose answer may be known without asking the trio thread."""
 
 
-class LaneFiles(Protocol):
-    """Open files, by the number that the kernel knows; `kvfs.fuse.openfiles.OpenFiles` is it."""
+class LaneFiles(SlowFiles, Protocol):
+    """Open files, by the number that the kernel knows; `kvfs.fuse.openfiles.OpenFiles` is it. From any thread."""
 
     def views(self, number: int, offset: int, length: int) -> Sequence[Buffer] | None: ...
 
     def intake(self, number: int) -> Intake | None: ...
 
     def is_reader(self, number: int) -> bool: ...
-
-    async def read(self, number: int, offset: int, length: int) -> Buffer: ...
-
-    async def write(self, number: int, offset: int, data: memoryview) -> int: ...
 
 
 class LaneNames(Protocol):
@@ -111,18 +98,6 @@ class LaneStatistics:
     """Passed to pyfuse3."""
 
 
-class _BeforeWaiting(trio.abc.Instrument):
-    """Calls a function whenever the trio thread is about to wait: what pyfuse3 has just answered need not first make
-    it wake up again, which takes longer than looking.
-    """
-
-    def __init__(self, function: Callable[[], None]) -> None:
-        self._function = function
-
-    def before_io_wait(self, timeout: float) -> None:
-        self._function()
-
-
 class _Counts:
     """Of one thread."""
 
@@ -133,7 +108,7 @@ class _Counts:
 
 
 class Lane:
-    """Serves a connection: `start` its threads, give pyfuse3 `device`, and run `answer_slow` in trio.
+    """Serves a connection: give pyfuse3 `device`, and run `serve` in trio beside it.
 
     :param ended: called once in the trio thread if the mount went away or a thread failed
     """
@@ -149,17 +124,12 @@ class Lane:
         self._connection = connection
         self._fd = connection.fd
         self._files = served.files
-        self._read_file, self._write_file = answers(served.files.read), answers(served.files.write)
         self._names = served.names
         self._extent_size = size.extent_size
-        self._max_pages = size.max_pages
         self._ended = ended
         self._token = trio.lowlevel.current_trio_token()
-        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        room = min(_enlarge(self._ours), _enlarge(theirs))
-        self._window = Window(room // 2, self._ours.send)
-        self.device = f"/dev/fd/{theirs.detach()}"
-        self._handshake: Handshake | None = None
+        self._relay = Relay(self._answer, size.max_pages)
+        self.device = self._relay.device
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._waiting = select.poll()
         self._waiting.register(self._fd, select.POLLIN)
@@ -167,7 +137,7 @@ class Lane:
         self._turn = threading.Lock()
         self._stopping = self._retired = self._told = False
         self._spares = Spares(served.frames, size.max_pages * PAGE, size.threads)
-        self._slow_nursery: trio.Nursery | None = None
+        self._slow = Slow(served.files, self._answer, self._spares, self._soon)
         self._counts = [_Counts() for _ in range(size.threads)]
         self._threads = [
             threading.Thread(
@@ -175,70 +145,29 @@ class Lane:
             )
             for n, counts in enumerate(self._counts)
         ]
-        self._answers = bytearray(size.max_pages * PAGE + PAGE)
-        self._pumping = trio.CancelScope()
 
     # --- in the trio thread
 
-    def start(self) -> None:
-        """Begin to serve."""
-        for thread in self._threads:
-            thread.start()
-
-    async def answer_slow(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Answer the READs and WRITEs that must wait, until `retire`."""
+    async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Pass pyfuse3's answers back and answer what must wait, until `retire`."""
         async with trio.open_nursery() as nursery:
-            self._slow_nursery = nursery
-            self._retirement = trio.Event()
+            await nursery.start(self._slow.serve)
+            nursery.start_soon(self._relay.pass_answers)
+            for thread in self._threads:
+                thread.start()
             task_status.started()
-            await self._retirement.wait()
-
-    async def pass_answers(self) -> None:
-        """Pass pyfuse3's answers back to the kernel, until `retire`."""
-        early = _BeforeWaiting(self._pass_back)
-        trio.lowlevel.add_instrument(early)
-        try:
-            with self._pumping:
-                while True:
-                    await trio.lowlevel.wait_readable(self._ours)
-                    self._pass_back()
-        finally:
-            with suppress(KeyError):  # trio drops one that failed, and says so
-                trio.lowlevel.remove_instrument(early)
-
-    def _pass_back(self) -> None:
-        while True:
-            try:
-                size = self._ours.recv_into(self._answers, 0, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return
-            if not size:
-                return
-            answer: Buffer = memoryview(self._answers)[:size]
-            unique = wire.unique_of(answer)
-            if self._handshake is not None and unique == self._handshake.unique:
-                answer = self._handshake.widened(
-                    answer, max_pages=self._max_pages, page=PAGE, max_background=MAX_BACKGROUND
-                )
-            self._answer([answer])
-            with suppress(OSError):  # the socket was closed
-                self._window.answered(unique)
 
     def retire(self) -> None:
         """Answer nothing more that has not begun: requests wait until `close` fails them."""
         self._retired = True
-        self._pumping.cancel()
-        self._pass_back()
-        if self._slow_nursery is not None:
-            self._slow_nursery = None
-            self._retirement.set()
+        self._relay.retire()
+        self._slow.retire()
 
     def close(self) -> None:
         """End the threads and the mount. pyfuse3 must serve no more; it is to be closed after this."""
         self._retired = self._stopping = self._told = True
         os.eventfd_write(self._stop, 1)
-        with suppress(OSError):
-            self._ours.shutdown(socket.SHUT_RDWR)
+        self._relay.shut()
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(_JOIN)
@@ -248,7 +177,7 @@ class Lane:
                     )
         self._connection.close()
         self._spares.close()
-        self._ours.close()
+        self._relay.close()
         os.close(self._stop)
 
     def statistics(self) -> LaneStatistics:
@@ -292,30 +221,33 @@ class Lane:
 
     def _serve(self, counts: _Counts) -> None:
         spare = self._spares.take()
-        while True:
-            spare = self._spares.better(spare)
-            with self._turn:
-                size = self._receive(spare)
-                if not size:
-                    self._spares.put(spare)
-                    return
-                request = wire.parse(spare.header)
-                if request.opcode not in _OURS:
-                    counts.passed += 1
-                    self._pass_on(request, spare, size)
-                    continue
+        while (request := self._take_turn(spare, counts)) is not None:
             if self._retired:
                 continue
             if request.opcode == Opcode.READ:
                 self._read(request, counts)
-            elif request.opcode == Opcode.WRITE:
-                spare = self._write(request, spare, counts)
-            elif (answer := self._known(request, spare)) is not None:
-                counts.known += 1
-                self._answer([answer])
             else:
-                counts.passed += 1
-                self._pass_on(request, spare, size)
+                spare = self._write(request, spare, counts)
+            spare = self._spares.better(spare)
+        self._spares.put(spare)
+
+    def _take_turn(self, spare: Spare, counts: _Counts) -> Request | None:
+        """Deal with requests until one is a READ or WRITE, which takes long enough to let another thread wait for the
+        next; to wake one up for each request would cost more than most requests do. None at the end.
+        """
+        with self._turn:
+            while size := self._receive(spare):
+                request = wire.parse(spare.header)
+                if request.opcode in (Opcode.READ, Opcode.WRITE):
+                    return request
+                answer = self._known(request, spare) if request.opcode in _KNOWN else None
+                if answer is None:
+                    counts.passed += 1
+                    self._pass_on(request, spare, size)
+                elif not self._retired:
+                    counts.known += 1
+                    self._answer([answer])
+        return None
 
     def _receive(self, spare: Spare) -> int:
         """The next request's length; 0 when there will be none."""
@@ -336,7 +268,7 @@ class Lane:
         parts = self._files.views(request.handle, request.offset, request.size)
         if parts is None:
             counts.slow_reads += 1
-            self._later(self._slow_read, request)
+            self._slow.read(request)
             return
         counts.reads += 1
         self._answer([wire.data_answer(request.unique, sum(map(len, parts))), *parts])
@@ -350,7 +282,7 @@ class Lane:
             place = intake.enter(index)
         if intake is None or place is None:
             counts.slow_writes += 1
-            self._later(self._slow_write, request, spare)
+            self._slow.write(request, spare)
             return self._spares.take()
         frame = None
         if spare.frame is not None and request.size == self._extent_size:
@@ -379,19 +311,9 @@ class Lane:
         return wire.attributes_answer(request.unique, attributes.attr_timeout, attributes)
 
     def _pass_on(self, request: Request, spare: Spare, size: int) -> None:
-        if request.opcode == Opcode.INTERRUPT:
-            return  # no request of ours can be cut short, nor one of pyfuse3's
         more = max(0, size - wire.DATA_HEADER)
-        message = b"".join((spare.header, spare.payload[:more]))[:size]
-        if request.opcode == Opcode.INIT:
-            self._handshake = Handshake.of(message)
-            message = self._handshake.narrowed()
-        cost = len(message)
-        if request.opcode in (Opcode.READDIR, Opcode.READDIRPLUS):
-            message = wire.limited_listing(message)
-            cost = wire.DIRECTORY_BYTES
         try:
-            self._window.send(request.unique if wire.is_answered(request.opcode) else None, message, cost)
+            self._relay.pass_on(request, b"".join((spare.header, spare.payload[:more]))[:size])
         except OSError:
             if not self._stopping:
                 raise
@@ -406,43 +328,3 @@ class Lane:
         except OSError as error:
             if error.errno not in ENDED:
                 raise
-
-    # --- what must wait, in the trio thread
-
-    def _later(self, function: Callable[..., Awaitable[None]], request: Request, *arguments: object) -> None:
-        if not self._soon(self._begin, function, request, *arguments):
-            self._answer([wire.error_answer(request.unique, errno.ENOTCONN)])
-
-    def _begin(self, function: Callable[..., Awaitable[None]], request: Request, *arguments: object) -> None:
-        if self._slow_nursery is not None and not self._retired:
-            self._slow_nursery.start_soon(function, request, *arguments)
-
-    async def _slow_read(self, request: Request) -> None:
-        try:
-            data = await self._read_file(request.handle, request.offset, request.size)
-        except pyfuse3.FUSEError as error:
-            self._answer([wire.error_answer(request.unique, error.errno)])
-        else:
-            self._answer([wire.data_answer(request.unique, len(data)), data])
-
-    async def _slow_write(self, request: Request, spare: Spare) -> None:
-        try:
-            size = await self._write_file(request.handle, request.offset, spare.payload[: request.size])
-        except pyfuse3.FUSEError as error:
-            answer = wire.error_answer(request.unique, error.errno)
-        else:
-            answer = wire.write_answer(request.unique, size)
-        finally:
-            self._spares.put(spare)
-        self._answer([answer])
-
-
-def _enlarge(end: socket.socket) -> int:
-    """Give a socket as large a buffer as we may; its bytes."""
-    for option in (_SO_SNDBUFFORCE, socket.SO_SNDBUF):  # the first only as root
-        try:
-            end.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BYTES)
-            break
-        except PermissionError:
-            continue
-    return end.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)

@@ -119,9 +119,7 @@ class LaneLink:
     async def serve(self) -> None:
         assert self._lane is not None
         async with trio.open_nursery() as nursery:
-            await nursery.start(self._lane.answer_slow)
-            nursery.start_soon(self._lane.pass_answers)
-            self._lane.start()
+            await nursery.start(self._lane.serve)
             try:
                 await pyfuse3.main()
             finally:

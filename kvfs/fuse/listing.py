@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import itemgetter
 
-from blockdev.types import Descriptor
 from kvfs.fuse.inodes import Inode
 from kvfs.fuse.volume import Volume
 
 DOTS = (b".", b"..")
-Found = tuple[bytes, Descriptor | None]
-"""A name, and its record if that was read just now."""
+Found = tuple[bytes, bytes | None]
+"""A name, and its packed record if that was read just now."""
 _MARK_EVERY = 1024
 """Entries between the places that a listing remembers for good."""
 
@@ -64,17 +63,9 @@ class Listing:
 
     def _behind(self, after: bytes) -> Iterator[Found]:
         """Names greater than `after`, in order, each once. What is gone by the time it comes may be among them."""
-        drafts: Iterator[Found] = (
-            (name, None) for name, _ in self._volume.overlay.names(self._directory, after)
-        )
-        published: Iterator[Found] = (
-            (record.name, record) for record in self._volume.pool.children(self._directory, after)
-        )
-        last = after
-        for found in heapq.merge(published, drafts, key=itemgetter(0)):
-            if found[0] != last:
-                last = found[0]
-                yield found
+        published: Iterator[Found] = self._volume.pool.entries(self._directory, after)
+        names = self._volume.overlay.names(self._directory, after)
+        return _merged(published, [name for name, _ in names]) if names else published
 
     def peek(self) -> tuple[bytes, Inode] | None:
         """The next entry; None at the end. The same again until it is accepted, unless it is gone meanwhile."""
@@ -82,16 +73,16 @@ class Listing:
             found = self._next or next(self._stream, None)
             if found is None:
                 return None
-            name, record = found
-            inode = self._inode(name, record)
+            name, packed = found
+            inode = self._inode(name, packed)
             if inode is not None:
                 self._next = name, None
                 return name, inode
             self._next = None
 
-    def _inode(self, name: bytes, record: Descriptor | None) -> Inode | None:
-        if record is not None:
-            return self._volume.inodes.of_record(record)
+    def _inode(self, name: bytes, packed: bytes | None) -> Inode | None:
+        if packed is not None:
+            return self._volume.inodes.of_packed(packed)
         return self.inode if name in DOTS else self._volume.current(self._directory, name)
 
     def accept(self) -> None:
@@ -103,3 +94,12 @@ class Listing:
         if self.position % _MARK_EVERY == 0:
             self._marks[self.position] = name
         self._next = None
+
+
+def _merged(published: Iterator[Found], drafts: Iterable[bytes]) -> Iterator[Found]:
+    """Published names and those of drafts, in order, each once."""
+    last = b""
+    for found in heapq.merge(published, ((name, None) for name in drafts), key=itemgetter(0)):
+        if found[0] != last:
+            last = found[0]
+            yield found

@@ -8,23 +8,21 @@ holds an older version is simply written again.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 
 import trio
-from xxhash import xxh3_64_intdigest
 
-from blockdev.errors import BlockError, ChecksumError, DeviceTimeout, NoSpace
+from blockdev.errors import BlockError, NoSpace
 from blockdev.locks import KeyedLocks
-from blockdev.media import padded
-from blockdev.tasks import background
-from blockdev.types import Descriptor, SlotRef, Xxh3
-from kvfs.errors import FramesClosed, FramesError, NoFrames
+from blockdev.types import SlotRef, Xxh3
+from kvfs.errors import FramesClosed, FramesError
 from kvfs.frames import Frame, FrameCache
 from kvfs.fuse.content import DraftContent, DraftExtent, Saved
+from kvfs.fuse.draft_frames import DraftFrames
 from kvfs.fuse.ports import PoolPort
+from kvfs.fuse.saving import Saver
 from kvfs.fuse.versions import Versions
 
 
@@ -56,16 +54,11 @@ class DraftMemory:
     ) -> None:
         self._pool = pool
         self._frames = frames
-        self._versions = versions
+        self._saver = Saver(pool, frames, versions, self._still)
         self._nursery = nursery
-        self._limit = limit
-        self._patience = patience
         self._busy: KeyedLocks[DraftExtent] = KeyedLocks()
-        self._resident: OrderedDict[DraftExtent, None] = OrderedDict()
-        """Extents with a frame, those touched last at the end."""
-        self._taken = 0
-        self._changed = trio.Event()
-        self.zeros = memoryview(bytes(pool.extent_size))
+        self._share = DraftFrames(frames, limit=limit, patience=patience)
+        self.zeros = self._saver.zeros
         """As many as an extent has bytes."""
         self.spilled = 0
         """Frames passed on for want of others, since the mount was made."""
@@ -98,7 +91,7 @@ class DraftMemory:
 
     def _drop_prepared(self) -> bool:
         """Give back what was prepared and is not used yet; whether there was any."""
-        prepared = [extent for extent in self._resident if extent.owner.prepared.get(extent.index) is extent]
+        prepared = [extent for extent in self._share if extent.owner.prepared.get(extent.index) is extent]
         dropped = [self._drop_unused(extent) for extent in prepared]
         return any(dropped)
 
@@ -118,22 +111,18 @@ class DraftMemory:
 
         Only if that takes no frame that others wait for; a failure to find a slot is for who writes to tell.
         """
-        if not content.intake.serves or self._knows(content, index) or self._taken >= self._limit:
+        if not content.intake.serves or self._knows(content, index) or self._share.is_full:
             return
         try:
             slot = await self._pool.reserve(content.extent_size)
         except BlockError:
             return
-        frame = self._frames.try_allocate() if self._taken < self._limit else None
-        if frame is None or self._knows(content, index) or content.error is not None:
+        frame = None if self._knows(content, index) or content.error is not None else self._share.try_take()
+        if frame is None:
             self._pool.give_back(slot)
-            if frame is not None:
-                self._frames.unpin(frame)
             return
-        self._taken += 1
         extent = content.prepared[index] = DraftExtent(content, index, slot)
-        extent.frame = frame
-        self._touch(extent)
+        self._share.give(extent, frame)
         self.admit(extent)
 
     @staticmethod
@@ -151,7 +140,7 @@ class DraftMemory:
     def catch_up(self, content: DraftContent) -> None:
         """Take in what threads have written."""
         for extent in content.catch_up():
-            self.save_soon(extent)
+            self.send_soon(extent)
 
     async def still(self, content: DraftContent) -> None:
         """See that no thread puts bytes into a draft, and take in what they have put. They stay out of what they were
@@ -178,7 +167,7 @@ class DraftMemory:
         while extent.frame is None:
             async with self._hold(extent):
                 await self._load(extent)
-        self._touch(extent)
+        self._share.touch(extent)
         return extent.frame
 
     async def complete(self, extent: DraftExtent) -> Frame:
@@ -189,34 +178,83 @@ class DraftMemory:
                 return frame
             async with self._hold(extent):
                 await self._load(extent)
-                await self._fill(extent)
+                self.catch_up(extent.owner)
+                await self._saver.fill(extent)
 
-    def save_soon(self, extent: DraftExtent) -> None:
-        """Write an extent to its slot in the background."""
-        self._nursery.start_soon(self._save_quietly, extent)
+    def send_soon(self, extent: DraftExtent) -> None:
+        """More of an extent has arrived: write it to its slot in the background, or what there is, if that pays."""
+        if extent.is_whole:
+            self._nursery.start_soon(self._save_quietly, extent)
+        elif self._saver.part_of(extent):
+            self._nursery.start_soon(self._send_quietly, extent)
 
     def run_soon(self, function: Callable[[DraftExtent], Awaitable[None]], extent: DraftExtent) -> None:
         """Do something about an extent in the background."""
         self._nursery.start_soon(function, extent)
 
-    async def settle(self, extent: DraftExtent) -> tuple[SlotRef, Xxh3]:
-        """See that a slot of the smallest class that serves holds the extent's newest bytes.
+    async def settle(self, extent: DraftExtent, nursery: trio.Nursery) -> tuple[SlotRef, Xxh3]:
+        """See that a slot of the smallest class that serves holds the extent's newest bytes, or will: `arrive` tells.
 
-        The draft must not change meanwhile. The slot remains the extent's.
+        The draft must not change until then. The slot remains the extent's.
 
+        :param nursery: for what goes on
         :raises BlockError, FramesError:
         """
-        async with self._hold(extent):
-            assert extent.slot is not None
-            used = extent.used
-            if self._is_settled(extent, used):
-                await self._move_to_smaller(extent, used)
-            if not self._is_settled(extent, used):
-                await self._load(extent)
-                await self._move_to_smaller(extent, used)
-                await self._save(extent)
-            assert extent.saved is not None
-            return extent.slot, extent.saved.xxh3
+        await self._saver.digested(extent)
+        state = self._newest(extent)
+        if state is None or self._pool.slot_size(state.length) < extent.slot_size:
+            state = await nursery.start(self._settle, extent)
+        assert extent.slot is not None
+        return extent.slot, state.xxh3
+
+    async def _settle(self, extent: DraftExtent, *, task_status: trio.TaskStatus[Saved]) -> None:
+        begun = False
+
+        def begin(state: Saved) -> None:
+            nonlocal begun
+            begun = True
+            task_status.started(state)
+
+        try:
+            async with self._hold(extent):
+                if self._newest(extent) is None:
+                    await self._load(extent)
+                await self._move_to_smaller(extent, extent.used)
+                state = self._newest(extent)
+                if state is not None:
+                    begin(state)
+                else:
+                    await self._saver.save(extent, begin)
+        except (BlockError, FramesError) as error:
+            if not begun:
+                raise
+            extent.owner.fail(error)
+
+    @staticmethod
+    def _newest(extent: DraftExtent) -> Saved | None:
+        """What says that the slot holds the newest bytes below the end of the file, or will if nothing goes wrong."""
+        for state in (extent.saved, extent.sending):
+            if state is not None and (state.version, state.length) == (extent.version, extent.used):
+                return state
+        return None
+
+    async def arrive(self, extents: Iterable[DraftExtent]) -> None:
+        """See that what `settle` promised has come true; when this returns or raises, nothing more is on its way.
+
+        :raises BlockError, FramesError: one was not written
+        """
+        failed: Exception | None = None
+        for extent in extents:
+            async with self._hold(extent):
+                try:
+                    extent.owner.check()
+                    if self._newest(extent) is None:  # who wrote it was cancelled
+                        await self._load(extent)
+                        await self._saver.save(extent)
+                except Exception as error:  # noqa: BLE001 - raised below
+                    failed = failed or error
+        if failed is not None:
+            raise failed
 
     def release(self, extent: DraftExtent) -> Frame | None:
         """Take a settled extent out of the draft: its slot was handed over. Returns its frame, still pinned."""
@@ -224,7 +262,7 @@ class DraftMemory:
         extent.dead = True
         frame = extent.frame
         if frame is not None:
-            self._forget_frame(extent)
+            self._share.forget(extent)
             alone = extent.owner.intake.shut(extent, lambda: None)
             assert alone
         return frame
@@ -246,7 +284,7 @@ class DraftMemory:
             finally:
                 if extent.dead:
                     self._bury(extent)
-                self._wake()
+                self._share.wake()
 
     async def _load(self, extent: DraftExtent) -> None:
         """Give the extent a frame, and what its slot holds."""
@@ -254,80 +292,14 @@ class DraftMemory:
             raise FramesClosed("the file was closed")
         if extent.frame is not None:
             return
-        frame = await self._take()
+        frame = await self._share.take(self._spill_one)
         try:
             if extent.saved is not None and extent.slot is not None:
-                await self._read_back(extent.slot, extent.saved, frame)
+                await self._saver.read_back(extent.slot, extent.saved, frame)
         except BaseException as error:
-            self._give_up(frame, error)
-            self._taken -= 1
+            self._share.put_back(frame, error)
             raise
-        extent.frame = frame
-        self._touch(extent)
-
-    async def _read_back(self, slot: SlotRef, saved: Saved, frame: Frame) -> None:
-        await self._pool.read_reserved(slot, frame.view[: padded(saved.length)])
-        if xxh3_64_intdigest(frame.view[: saved.length]) != saved.xxh3:
-            raise ChecksumError("a file that is being written: its slot holds other bytes than were written")
-
-    async def _fill(self, extent: DraftExtent) -> None:
-        """Make every byte below the end of the file the file's: from the base, else zeros."""
-        content = extent.owner
-        self.catch_up(content)
-        if not extent.is_whole:  # threads must not write what is being filled in
-            await self._still(extent)
-        base = content.base
-        if base is not None and extent.written.gaps(0, content.base_used(extent.index)):
-            await self._fill_from(base, extent)
-        assert extent.frame is not None
-        for start, stop in extent.written.gaps(0, extent.used):
-            extent.frame.view[start:stop] = self.zeros[: stop - start]
-            extent.version += 1
-        extent.written.add(0, extent.used)
-
-    async def _fill_from(self, base: Descriptor, extent: DraftExtent) -> None:
-        if base.inline:
-            self._copy_gaps(extent, memoryview(base.inline))
-            return
-        frame = await self._versions.get(base, extent.index, extent.owner.base_extents[extent.index])
-        try:
-            self._copy_gaps(extent, frame.view)
-        finally:
-            self._frames.unpin(frame)
-
-    def _copy_gaps(self, extent: DraftExtent, source: memoryview) -> None:
-        assert extent.frame is not None
-        # Asked again after the wait: bytes may have been written, or the file cut off.
-        for start, stop in extent.written.gaps(0, extent.owner.base_used(extent.index)):
-            extent.frame.view[start:stop] = source[start:stop]
-            extent.written.add(start, stop)
-            extent.version += 1
-
-    async def _save(self, extent: DraftExtent) -> None:
-        """Write the extent, which has a frame, to its slot."""
-        await self._fill(extent)
-        frame, slot, used, version = extent.frame, extent.slot, extent.used, extent.version
-        assert frame is not None
-        assert slot is not None
-        end = padded(used)
-        frame.view[used:end] = self.zeros[: end - used]
-        digests: list[Xxh3] = []
-
-        async def digest() -> None:
-            digests.append(Xxh3(xxh3_64_intdigest(frame.view[:used])))
-
-        try:
-            async with background() as nursery:
-                nursery.start_soon(digest)  # runs when the write is on its way: that takes longer
-                await self._pool.write(slot, frame.view[:end])
-        except DeviceTimeout as error:
-            if error.pending is not None:
-                self._frames.hold_until(frame, error.pending)
-            raise
-        extent.saved = Saved(version, used, digests[0])
-
-    def _is_settled(self, extent: DraftExtent, used: int) -> bool:
-        return extent.is_saved and extent.saved is not None and extent.saved.length == used
+        self._share.give(extent, frame)
 
     async def _move_to_smaller(self, extent: DraftExtent, used: int) -> None:
         """Take a slot of a smaller class if the file ends early in the extent; keep the old one if there is none."""
@@ -344,41 +316,32 @@ class DraftMemory:
             self._pool.give_back(smaller)
             raise
         self._give_back(extent)
-        extent.slot, extent.slot_size, extent.saved = smaller, size, None
+        extent.slot, extent.slot_size = smaller, size
+        extent.saved, extent.sent = None, 0
 
     async def _save_quietly(self, extent: DraftExtent) -> None:
         """Save; what goes wrong is the draft's to tell."""
         try:
             async with self._hold(extent):
                 if not extent.dead and extent.frame is not None and not extent.is_saved:
-                    await self._save(extent)
+                    await self._saver.save(extent)
+        except (BlockError, FramesError) as error:
+            extent.owner.fail(error)
+
+    async def _send_quietly(self, extent: DraftExtent) -> None:
+        """Send a part, if that still pays."""
+        try:
+            async with self._hold(extent):
+                if not extent.dead and extent.frame is not None and (stop := self._saver.part_of(extent)):
+                    await self._saver.send(extent, stop)
         except (BlockError, FramesError) as error:
             extent.owner.fail(error)
 
     # --- frames
 
-    async def _take(self) -> Frame:
-        """A private frame, within the limit.
-
-        :raises NoFrames:
-        """
-        deadline = trio.current_time() + self._patience
-        while self._taken >= self._limit:
-            if not await self._spill_one():
-                with trio.move_on_at(deadline):
-                    await self._changed.wait()
-                if trio.current_time() >= deadline:
-                    raise NoFrames(f"all {self._limit} frames for files that are being written are in use")
-        self._taken += 1
-        try:
-            return await self._frames.allocate()
-        except BaseException:
-            self._taken -= 1
-            raise
-
     async def _spill_one(self) -> bool:
         """Free the frame of the extent that was touched longest ago; False if all are being worked on."""
-        for extent in self._resident:
+        for extent in self._share:
             with self._busy.try_hold(extent) as free:
                 pass
             if free:
@@ -394,7 +357,7 @@ class DraftMemory:
                     del extent.owner.prepared[extent.index]
                     extent.dead = True
                 if extent.frame is not None and not extent.dead and not extent.is_saved:
-                    await self._save(extent)
+                    await self._saver.save(extent)
                 if extent.is_saved and extent.frame is not None:
                     self.spilled += 1
                     self._drop_frame(extent)
@@ -404,34 +367,15 @@ class DraftMemory:
             if extent.frame is not None:
                 self._drop_frame(extent)
 
-    def _touch(self, extent: DraftExtent) -> None:
-        self._resident[extent] = None
-        self._resident.move_to_end(extent)
-
-    def _forget_frame(self, extent: DraftExtent) -> None:
-        extent.frame = None
-        del self._resident[extent]
-        self._taken -= 1
-        self._wake()
-
     def _drop_frame(self, extent: DraftExtent) -> None:
         if extent.frame is None:
             return
         left = _Left()
         alone = extent.owner.intake.shut(extent, left)
         left.call = partial(self._frames.unpin, extent.frame)  # which is final only now
-        self._forget_frame(extent)
+        self._share.forget(extent)
         if alone:
             left()
-
-    def _give_up(self, frame: Frame, error: BaseException) -> None:
-        if isinstance(error, DeviceTimeout) and error.pending is not None:
-            self._frames.hold_until(frame, error.pending)
-        self._frames.unpin(frame)
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
 
     # --- the end
 

@@ -18,7 +18,7 @@ import trio
 from blockdev.types import MIB, ROOT
 from kvfs.frames import FrameCache
 from kvfs.fuse.attributes import Attributes, RootAttributes
-from kvfs.fuse.drafts import DraftServices, Predecessors
+from kvfs.fuse.drafts import DraftServices
 from kvfs.fuse.foreign import ForeignChanges
 from kvfs.fuse.inodes import InodeTable, Overlay
 from kvfs.fuse.lane import LaneStatistics
@@ -29,6 +29,7 @@ from kvfs.fuse.notify import Notifier, NotifyStatistics
 from kvfs.fuse.openfiles import OpenFiles
 from kvfs.fuse.operations import Operations
 from kvfs.fuse.ports import PoolPort
+from kvfs.fuse.predecessors import Predecessors
 from kvfs.fuse.readers import Readers
 from kvfs.fuse.retries import Retries
 from kvfs.fuse.tree import Tree

@@ -50,6 +50,11 @@ class Ranges:
         at = bisect_right(self._starts, start) - 1
         return at >= 0 and self._stops[at] >= stop
 
+    @property
+    def prefix(self) -> int:
+        """How many positions from 0 on are in the set without a gap."""
+        return self._stops[0] if self._starts and not self._starts[0] else 0
+
     def gaps(self, start: int, stop: int) -> list[tuple[int, int]]:
         """The parts of `[start, stop)` that are not in the set, in order."""
         found = []

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -30,6 +31,7 @@ from blockdev.testing import FaultyDevice, RandomFaults
 from blockdev.types import (
     KIB,
     MIB,
+    PAGE,
     ROOT,
     Descriptor,
     DirectoryId,
@@ -38,6 +40,7 @@ from blockdev.types import (
     ObjectId,
     SlotClass,
     SlotNo,
+    SlotRef,
     Xxh3,
 )
 
@@ -266,13 +269,13 @@ class CrashModel:
         self.pool = pool
         evict = pool._room.evict
 
-        async def spy(object_id: ObjectId) -> bool:
+        async def spy(object_id: ObjectId, *, ahead: bool = False) -> bool:
             record = pool.catalog.by_id(object_id)
             if record is not None:
                 key = (record.directory, record.name)
                 self._known(key).add(None)
                 self.evictions[key] += 1
-            return await evict(object_id)
+            return await evict(object_id, ahead=ahead)
 
         pool._room.evict = spy
 
@@ -372,6 +375,7 @@ class CrashModel:
         old = await pool.extents(base) if base is not None else ()
         extents: list[ExtentRef] = []
         taken = []
+        writes: list[tuple[SlotRef, memoryview, int]] = []
         try:
             for index in range(version.extents):
                 if index in keep:
@@ -382,13 +386,33 @@ class CrashModel:
                 taken.append(ref)
                 buffer = page_buffer(padded(len(part)))
                 buffer[: len(part)] = part
-                await pool.write(ref, buffer)
+                writes += self._parts(ref, buffer)
                 extents.append(ExtentRef(*ref, Xxh3(xxh3_64_intdigest(part))))
+            early = self.rng.randint(0, len(writes))
+            await for_each(writes[:early], self._write, at_once=2)
         except BlockError:
             for ref in taken:
                 pool.give_back(ref)
             raise
-        await pool.publish(NewObject(*attributes, extents=tuple(extents), base=base))
+        late = writes[early:]
+
+        async def arrived() -> None:
+            rest, late[:] = late[:], []
+            await for_each(rest, self._write, at_once=2)
+
+        await pool.publish(NewObject(*attributes, extents=tuple(extents), base=base), arrived)
+
+    def _parts(self, ref: SlotRef, buffer: memoryview) -> list[tuple[SlotRef, memoryview, int]]:
+        """A payload cut into one to three parts, which come in any order."""
+        pages = buffer.nbytes // PAGE
+        cuts = sorted(self.rng.sample(range(1, pages), min(pages - 1, self.rng.randrange(3))))
+        edges = [0, *(cut * PAGE for cut in cuts), buffer.nbytes]
+        parts = [(ref, buffer[start:stop], start) for start, stop in pairwise(edges)]
+        self.rng.shuffle(parts)
+        return parts
+
+    async def _write(self, part: tuple[SlotRef, memoryview, int]) -> None:
+        await self.pool.write(*part)
 
     async def get(self) -> None:
         key = self._take()

@@ -142,7 +142,7 @@ class CatalogMachine(RuleBasedStateMachine):
     @rule(ids=st.lists(st.sampled_from(IDS)))
     def order(self, ids):
         self.catalog.save_order(ids)
-        assert self.catalog.load_order() == ids
+        assert list(self.catalog.load_order()) == ids
 
     @rule()
     def kill(self):
@@ -183,6 +183,9 @@ class CatalogMachine(RuleBasedStateMachine):
         catalog = self.catalog
         assert catalog.count == len(self.records)
         assert sorted(r.name for r in catalog.scan()) == sorted(r.name for r in self.records.values())
+        assert {o.object_id: o.stamp for o in catalog.outlines()} == {
+            r.object_id: r.stamp for r in self.records.values()
+        }
         assert catalog.dirty_chunks() == self.dirty
         by_id: dict[bytes, Descriptor] = {r.object_id: r for r in self.records.values()}
         for object_id in IDS:
@@ -478,7 +481,7 @@ from pathlib import Path
 from uuid import UUID
 from blockdev.catalog import Catalog
 catalog = Catalog.open(Path(sys.argv[1]), UUID(int=1), readonly=True)
-print(catalog.trust("boot-1", {UUID(int=10): 1}).value, [r.name for r in catalog.scan()], catalog.load_order())
+print(catalog.trust("boot-1", {UUID(int=10): 1}).value, [r.name for r in catalog.scan()], list(catalog.load_order()))
 """
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", script, folder], cwd=root, check=True, capture_output=True)

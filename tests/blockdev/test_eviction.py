@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from blockdev.eviction import Lru, Policy
+from blockdev.eviction import Lru, Policy, TemporaryFirst
 from blockdev.types import SlotClass
 
 OBJECTS = [bytes([n]) * 16 for n in range(12)]
@@ -98,9 +100,98 @@ class LruMachine(RuleBasedStateMachine):
             assert (object_id in self.policy) == (object_id in self.model)
             if object_id in self.model:
                 assert self.policy.last_used(object_id) == self.model[object_id][1]
+                assert self.policy.classes(object_id) == self.model[object_id][0]
 
 
 TestLru = LruMachine.TestCase
+
+
+class TemporaryMachine(RuleBasedStateMachine):
+    """Names, and what is known of their objects, come in any order."""
+
+    def __init__(self):
+        super().__init__()
+        self.wall = 10**18
+        self.now = 0.0
+        self.policy: Policy = TemporaryFirst(Lru(), lambda name: name.endswith(b".tmp"), lambda: self.wall)
+        self.model: dict[bytes, frozenset[SlotClass]] = {}  # coldest first
+        self.names: dict[bytes, tuple[bytes, int]] = {}
+        self.told: list[
+            bytes
+        ] = []  # of those with temporary names that are known, the one told of first in front
+
+    def tell(self, object_id):
+        if object_id in self.told:
+            self.told.remove(object_id)
+        if object_id in self.model and self.names.get(object_id, (b"", 0))[0].endswith(b".tmp"):
+            self.told.append(object_id)
+
+    @rule(object_id=object_ids, classes=class_sets)
+    def add(self, object_id, classes):
+        self.now += 1
+        self.model.pop(object_id, None)
+        self.model[object_id] = classes
+        self.policy.add(object_id, classes, self.now)
+        self.tell(object_id)
+
+    @rule(object_id=object_ids, name=st.sampled_from([b"x", b"x.tmp"]), age=st.integers(0, 700))
+    def name(self, object_id, name, age):
+        stamp = self.wall - age * 10**9
+        self.names[object_id] = (name, stamp)
+        self.policy.named(object_id, name, stamp)
+        self.tell(object_id)
+
+    @rule(object_id=object_ids)
+    def touch(self, object_id):
+        self.now += 1
+        if object_id in self.model:
+            self.model[object_id] = self.model.pop(object_id)
+        self.policy.touch(object_id, self.now)
+
+    @rule(object_id=object_ids)
+    def remove(self, object_id):
+        self.policy.remove(object_id)
+        self.model.pop(object_id, None)
+        self.names.pop(object_id, None)
+        self.tell(object_id)
+
+    @rule(seconds=st.sampled_from([1, 300, 599, 600]))
+    def wait(self, seconds):
+        self.wall += seconds * 10**9
+
+    def overdue(self, object_id):
+        return object_id in self.told and self.wall - self.names[object_id][1] >= 600 * 10**9
+
+    @invariant()
+    def agrees(self):
+        assert list(self.policy.order()) == list(self.model)
+        assert len(self.policy) == len(self.model)
+        first = [o for o in self.told if self.overdue(o)]
+        for slot_class in CLASSES:
+            expected = [*first, *(o for o in self.model if o not in first)]
+            expected = [o for o in expected if slot_class in self.model[o]]
+            assert list(self.policy.victims(slot_class)) == expected
+        for object_id in OBJECTS:
+            assert (object_id in self.policy) == (object_id in self.model)
+            if object_id in self.model:
+                assert (self.policy.last_used(object_id) == -math.inf) == self.overdue(object_id)
+                assert self.policy.classes(object_id) == self.model[object_id]
+
+
+TestTemporaryFirst = TemporaryMachine.TestCase
+
+
+def test_an_object_that_is_renamed_during_the_walk_is_no_victim_of_it_first():
+    wall = 10**18
+    policy = TemporaryFirst(Lru(), lambda name: name.endswith(b".tmp"), lambda: wall)
+    for object_id in OBJECTS[:4]:
+        policy.add(object_id, {SlotClass.MIB4}, 0.0)
+    for object_id in OBJECTS[2:4]:
+        policy.named(object_id, b"x.tmp", wall - 10**12)
+    victims = policy.victims(SlotClass.MIB4)
+    assert next(victims) == OBJECTS[2]
+    policy.named(OBJECTS[3], b"x", wall)
+    assert list(victims) == [OBJECTS[0], OBJECTS[1], OBJECTS[3]]
 
 
 def test_an_unknown_object_was_never_used():

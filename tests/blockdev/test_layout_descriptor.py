@@ -55,6 +55,26 @@ class TestRoundTrip:
         assert layout.unpack_descriptor(layout.pack_descriptor(record)) == record
 
     @given(descriptors())
+    def test_outline(self, record):
+        outline = layout.outline_descriptor(layout.pack_descriptor(record))
+        same = ("kind", "object_id", "stamp", "ref", "sequence", "extents")
+        assert all(getattr(outline, name) == getattr(record, name) for name in same)
+        assert outline.is_plain == (not record.indexed and not record.supersedes)
+        stored = [extent.ref for extent in record.extents if not extent.is_hole]
+        assert outline.slots[0] == record.ref
+        assert set(outline.slots) == {record.ref, *stored}
+
+    @given(descriptors(kinds=tuple(NAMED_KINDS)))
+    def test_parts(self, record):
+        packed = layout.pack_descriptor(record)
+        assert layout.packed_kind(packed) is record.kind
+        assert layout.packed_object(packed) == record.object_id
+        assert layout.packed_parent(packed) == record.directory
+        assert layout.packed_place(packed) == (record.directory, record.name)
+        status = layout.packed_status(packed)
+        assert status._asdict() == {name: getattr(record, name) for name in status._fields}
+
+    @given(descriptors())
     def test_page(self, record):
         page = layout.encode_descriptor(POOL, record)
         assert len(page) == PAGE
@@ -208,6 +228,18 @@ class TestUntrusted:
         # A right checksum proves nothing: whoever can write media can compute it.
         record = layout.decode_descriptor(POOL, sealed(body))
         assert record is None or layout.encode_descriptor(POOL, record)
+
+    @given(st.binary(max_size=300))
+    def test_outlines_of_random_bodies(self, body):
+        try:
+            outline = layout.outline_descriptor(body)
+        except FormatError:
+            return
+        assert outline.kind in Kind
+
+    def test_the_status_of_too_few_bytes(self):
+        with pytest.raises(FormatError):
+            layout.packed_status(bytes(100))
 
     @given(descriptors(), damage)
     def test_damaged_pages(self, record, how):

@@ -39,6 +39,28 @@ async def test_holders_of_different_keys_do_not_wait(autojump_clock: MockClock) 
     assert trio.current_time() == 1
 
 
+async def test_what_is_free_is_had_at_once() -> None:
+    locks: KeyedLocks[str] = KeyedLocks()
+    with trio.testing.assert_no_checkpoints():
+        async with locks.hold("a", "b"):
+            assert len(locks) == 2
+
+
+async def test_who_is_cancelled_while_it_waits_leaves_nothing(autojump_clock: MockClock) -> None:
+    locks: KeyedLocks[str] = KeyedLocks()
+
+    async def wait() -> None:
+        with trio.move_on_after(1):
+            async with locks.hold("a", "b"):
+                raise AssertionError
+
+    async with trio.open_nursery() as nursery, locks.hold("b"):
+        nursery.start_soon(wait)
+        await trio.sleep(2)
+        assert len(locks) == 1
+    assert len(locks) == 0
+
+
 async def test_several_keys_in_any_order_do_not_deadlock(autojump_clock: MockClock) -> None:
     locks: KeyedLocks[str] = KeyedLocks()
 

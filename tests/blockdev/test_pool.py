@@ -11,6 +11,7 @@ import pytest
 import trio
 import trio.testing
 from trio.testing import MockClock
+from xxhash import xxh3_64_intdigest
 
 from blockdev.errors import (
     BadName,
@@ -45,6 +46,7 @@ from blockdev.types import (
     ExtentRef,
     Kind,
     SlotClass,
+    Xxh3,
 )
 from tests.blockdev.pools import (
     EXTENT,
@@ -276,6 +278,78 @@ async def test_a_payload_that_fails_can_be_given_back(tmp_path: Path) -> None:
             await pool.write(ref, page_buffer(PAGE))
         pool.give_back(ref)
         assert idle(pool)
+
+
+async def test_a_payload_in_parts_that_come_in_any_order(tmp_path: Path) -> None:
+    bench = await made(tmp_path)
+    data = pattern(EXTENT, 3)
+    buffer = page_buffer(EXTENT)
+    buffer[:] = data
+    async with bench.pool() as pool:
+        ref = await pool.reserve(EXTENT)
+        async with trio.open_nursery() as nursery:
+            for start in (EXTENT - PAGE, PAGE, 0, 5 * PAGE):
+                stop = {0: PAGE, PAGE: 5 * PAGE, 5 * PAGE: EXTENT - PAGE}.get(start, EXTENT)
+                nursery.start_soon(pool.write, ref, buffer[start:stop], start)
+        extent = ExtentRef(*ref, Xxh3(xxh3_64_intdigest(data)))
+        record = await pool.publish(NewObject(ROOT, b"x", REGULAR, 0, 0, 0, EXTENT, (extent,)))
+        assert await content(pool, record) == data
+        for at in (-PAGE, EXTENT, EXTENT - PAGE):
+            with pytest.raises(ValueError, match="not inside a payload"):
+                await pool.write(ref, buffer[: 2 * PAGE], at)
+
+
+async def test_no_head_is_written_before_the_payloads_have_arrived(tmp_path: Path) -> None:
+    bench = await made(tmp_path)
+    async with bench.pool() as pool:
+        parts = [await stored(pool, pattern(EXTENT, n)) for n in range(2)]
+        late = trio.Event()
+        new = NewObject(ROOT, b"x", REGULAR, 0, 0, 0, 2 * EXTENT, tuple(parts))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pool.publish, new, late.wait)
+            await trio.testing.wait_all_tasks_blocked()
+            body, head = await pool.media.read_descriptor(parts[1].ref.address), parts[0].ref.address
+            assert body is not None
+            assert body.kind is Kind.BODY, "what can be made ready is"
+            record = await pool.media.read_descriptor(head)
+            assert record is not None
+            assert record.kind is Kind.FREE
+            assert pool.lookup(ROOT, b"x") is None
+            late.set()
+        assert await seen(pool, b"x") == pattern(EXTENT, 0) + pattern(EXTENT, 1)
+        assert idle(pool)
+
+
+@pytest.mark.parametrize("name", [b"x", b"missing/x"])
+async def test_slots_are_freed_only_when_nothing_is_written_into_them_any_more(
+    tmp_path: Path, name: bytes
+) -> None:
+    """Whether the payload fails, or the publication does before it asks for it."""
+    bench = await made(tmp_path)
+    async with bench.pool() as pool:
+        part = await stored(pool, pattern(EXTENT))
+        ended = trio.Event()
+        freed: list[bool] = []
+
+        async def arrived() -> None:
+            await ended.wait()
+            raise DeviceError("d0", errno.EIO, "a part failed")
+
+        async def publish() -> None:
+            with pytest.raises((DeviceError, BadName)):
+                await pool.publish(NewObject(ROOT, name, REGULAR, 0, 0, 0, EXTENT, (part,)), arrived)
+            freed.append(True)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(publish)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not freed
+            assert pool._space.is_reserved(part.ref)
+            ended.set()
+        assert freed
+        assert pool.lookup(ROOT, b"x") is None
+        assert idle(pool)
+        assert not leaked(pool)
 
 
 async def test_a_payload_that_may_arrive_late_keeps_its_slot(

@@ -1,6 +1,6 @@
 """One region against a model that keeps a dictionary a slot."""
 
-# mypy: disable-error-code="arg-type"
+# mypy: disable-error-code="arg-type, list-item"
 # Plain numbers stand for those with units, here where the numbers are all there is.
 
 from __future__ import annotations
@@ -91,11 +91,14 @@ class RegionMachine(RuleBasedStateMachine):
             if kind is Kind.FREE:
                 self.order.append(number)
 
-    @rule(data=st.data(), owner=st.sampled_from(OWNERS), sequence=st.integers(0, 5))
-    def claim(self, data, owner, sequence):
+    @rule(data=st.data(), owner=st.sampled_from(OWNERS), sequence=st.integers(0, 5), alone=st.booleans())
+    def claim(self, data, owner, sequence, alone):
         number = self.pick(data, SlotState.UNKNOWN)
         slot = self.model[number]
-        result = self.region.claim(number, owner, FIRST + 1, sequence)
+        if alone:
+            result = self.region.claim(number, owner, FIRST + 1, sequence)
+        else:
+            result = not self.region.claim_all([(number, owner, FIRST + 1, sequence)])
         if slot.state is SlotState.UNKNOWN:
             assert result
             self.model[number] = Slot(SlotState.LIVE, FIRST + 1, sequence, owner)
@@ -316,6 +319,21 @@ def test_unknown_chunks_come_in_order():
     assert region.unknown_chunk() is None
 
 
+def test_many_claims_at_once_say_whose_cannot_be():
+    region = formatted(2)
+    slot = region.take()
+    region.publish(slot, OWNERS[0])
+    other = Region(ID, SlotClass.MIB4, EPOCH, 2)
+    assert region.claim_all([(slot, OWNERS[1], FIRST, 0)]) == [OWNERS[1]]
+    assert other.claim_all(
+        [(0, OWNERS[0], FIRST, 3), (0, OWNERS[1], FIRST, 3), (2, OWNERS[1], FIRST, 3)]
+    ) == [
+        OWNERS[1],
+        OWNERS[1],
+    ]
+    assert (other.owner(0), other.sequence[0], other.state(1)) == (OWNERS[0], 3, SlotState.UNKNOWN)
+
+
 def test_owners_come_once_for_neighbouring_slots():
     region = formatted(5)
     for owner in (OWNERS[0], OWNERS[0], OWNERS[1]):
@@ -328,6 +346,8 @@ def test_a_slot_costs_less_than_forty_bytes():
     region = formatted(slots)
     arrays = [getattr(region, name) for name in region.__slots__]
     size = sum(
-        memoryview(a).nbytes for a in arrays if hasattr(a, "__len__") and not isinstance(a, (list, tuple))
+        memoryview(a).nbytes
+        for a in arrays
+        if hasattr(a, "__len__") and not isinstance(a, (dict, list, tuple))
     )
     assert size < 40 * slots

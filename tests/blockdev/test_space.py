@@ -1,6 +1,6 @@
 """All regions together: who gets which slot, what is lost with a device, and sums that never scan."""
 
-# mypy: disable-error-code="arg-type, union-attr"
+# mypy: disable-error-code="arg-type, list-item, union-attr"
 # Plain numbers stand for those with units, here where the numbers are all there is.
 
 from __future__ import annotations
@@ -299,6 +299,7 @@ class SpaceMachine(RuleBasedStateMachine):
         timed = [time for time in times if time > -math.inf]
         expected = min(timed, default=math.inf) if times else None
         assert self.space.next_ready(kind) == expected
+        assert self.space.resting(kind) == len(timed)
 
     # ── what is on media ─────────────────────────────────────────────────────────────────────────────────
 
@@ -335,13 +336,16 @@ class SpaceMachine(RuleBasedStateMachine):
             model.states[slot] = SlotState.FREE if is_free else SlotState.LIVE
             model.generations[slot] = record.generation
 
-    @rule(region_id=region_ids, slot=st.integers(0, 2 * CHUNK_SLOTS))
-    def claim(self, region_id: RegionId, slot):
+    @rule(region_id=region_ids, slot=st.integers(0, 2 * CHUNK_SLOTS), alone=st.booleans())
+    def claim(self, region_id: RegionId, slot, alone):
         model = self.regions.get(region_id)
         exists = model is not None and slot < len(model.states)
         generation = model.generations[slot] if exists and model.states[slot] is SlotState.LIVE else 7
         ref = SlotRef(region_id.device, region_id.region, slot, generation)
-        done = self.space.claim(ref, OWNER)
+        if alone:
+            done = self.space.claim(ref, OWNER)
+        else:
+            done = not self.space.claim_all(region_id, [(slot, OWNER, generation, 0)])
         assert done == (exists and model.states[slot] in {SlotState.UNKNOWN, SlotState.LIVE})
         if done:
             model.states[slot] = SlotState.LIVE
@@ -383,8 +387,22 @@ class SpaceMachine(RuleBasedStateMachine):
             for state in SlotState:
                 assert getattr(row, state.name.lower()) == slots[state]
                 in_bytes[state] += slots[state] * slot_bytes(kind)
+                assert self.space.slots(kind, state) == slots[state]
+            assert self.space.slots(kind) == slots.total() - slots[SlotState.BAD]
         for state in SlotState:
             assert getattr(totals, state.name.lower()) == in_bytes[state]
+
+    @invariant()
+    def free_slots_and_unused_regions_are_known_by_device(self):
+        assert set(self.space.unused_devices()) == {region_id.device for region_id in self.unused}
+        assert self.space.has_unused == bool(self.unused)
+        for kind in CLASSES:
+            free = Counter[int]()
+            for region_id, model in self.regions.items():
+                if model.kind == kind and not model.closed:
+                    free[region_id.device] += model.count(SlotState.FREE)
+            for device in DEVICES:
+                assert self.space.free_on(device, kind) == free[device]
 
     @invariant()
     def lost_regions_are_unavailable(self):
@@ -403,6 +421,22 @@ def space_of(*regions, slots=8, kind=SlotClass.MIB4):
     for region_id in regions:
         space.add_region(Region.formatted(region_id, kind, 1, slots))
     return space
+
+
+def test_many_regions_spare_the_last_one_for_small_files():
+    space = space_of(RegionId(0, 0), kind=SlotClass.INLINE)
+    small = space.region(RegionId(0, 0))
+    for number in range(1, 15):
+        space.add_unused(RegionId(1, number))
+    assert not space.spares_one
+    assert not space.is_spared(small)
+    large = Region.formatted(RegionId(0, 1), SlotClass.MIB4, 1, 8)
+    space.add_region(large)
+    assert space.spares_one
+    assert space.is_spared(small)
+    assert not space.is_spared(large)
+    space.add_region(Region.formatted(RegionId(0, 2), SlotClass.INLINE, 1, 8))
+    assert not space.is_spared(small)
 
 
 def test_neighbours_lie_on_different_devices():

@@ -186,6 +186,13 @@ class Mount:
     def _is_mounted(self) -> bool:
         return f" {self.path} " in Path("/proc/self/mountinfo").read_text()
 
+    def wait_for(self, needle: bytes, seconds: float = 30.0) -> None:
+        """Until these bytes are on the pool's devices."""
+        deadline = time.monotonic() + seconds
+        while all(media.find(needle) < 0 for media in self._media()):
+            assert time.monotonic() < deadline, "they do not come"
+            time.sleep(0.05)
+
     def overwrite(self, needle: bytes) -> int:
         """Replace every occurrence of `needle` on the pool's devices by as many other bytes; how many there were.
         Nothing is found that crosses from one extent into the next.

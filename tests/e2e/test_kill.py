@@ -143,6 +143,29 @@ def test_a_file_open_for_writing_is_not_there_after_a_kill(mount: Mount) -> None
     assert list(mount.path.iterdir()) == []
 
 
+def test_a_kill_between_the_parts_of_an_extent_and_their_record(make_mount: MakeMount) -> None:
+    """Parts of files that are being written are on media before the files are closed: nobody sees them."""
+    mount = make_mount(device_size="64MiB")
+    old, fresh = mount.path / "old", mount.path / "fresh"
+    before = content("before", 3 << 20)
+    old.write_bytes(before)
+    opened = []
+    for path in (old, fresh):
+        data = content(f"part of {path.name}", 2 << 20)
+        opened.append(os.open(path, os.O_WRONLY | os.O_CREAT))
+        os.write(opened[-1], data)
+        mount.wait_for(data[-4096:])
+    mount.kill()
+    for fd in opened:
+        with suppress(OSError):
+            os.close(fd)
+    mount.start()
+    assert [path.name for path in mount.path.iterdir()] == ["old"]
+    assert old.read_bytes() == before
+    fresh.write_bytes(before)
+    assert fresh.read_bytes() == before
+
+
 def test_fsync_counts_as_close(mount: Mount) -> None:
     path, data = mount.path / "slab", content("slab", 3 << 20)
     fd = os.open(path, os.O_RDWR | os.O_CREAT)

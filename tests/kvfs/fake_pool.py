@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Unpack
 
@@ -12,8 +13,10 @@ import trio
 from xxhash import xxh3_64_intdigest
 
 from blockdev.errors import ChecksumError, Exists, IsDirectory, Missing, NoSpace, NotEmpty, Raced
+from blockdev.layout import pack_descriptor
 from blockdev.pool import Foreign
 from blockdev.publication import NewObject
+from blockdev.publisher import Arrived
 from blockdev.types import (
     PAGE,
     ROOT,
@@ -85,17 +88,17 @@ class FakePool:
                 return record
         return None
 
-    def children(self, directory: DirectoryId, after: bytes = b"") -> Iterator[Descriptor]:
+    def entries(self, directory: DirectoryId, after: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         found = [r for r in self._records.values() if r.directory == directory and r.name > after]
         for record in sorted(found, key=lambda record: record.name):
             if record.object_id in self._records:
-                yield record
+                yield record.name, pack_descriptor(record)
 
     def directory(self, directory: DirectoryId) -> Descriptor | None:
         return self._records.get(ObjectId(directory))
 
     def is_empty(self, directory: DirectoryId) -> bool:
-        return next(self.children(directory), None) is None
+        return next(self.entries(directory), None) is None
 
     # reading
 
@@ -164,14 +167,15 @@ class FakePool:
         self.reserved.remove(ref)
         del self.slots[ref]
 
-    async def write(self, ref: SlotRef, data: memoryview) -> None:
+    async def write(self, ref: SlotRef, data: memoryview, at: int = 0) -> None:
         assert ref in self.reserved
-        assert len(data) % PAGE == 0
-        assert len(data) <= len(self.slots[ref])
+        assert not len(data) % PAGE
+        assert not at % PAGE
+        assert at + len(data) <= len(self.slots[ref])
         await self._step("write")
         assert ref in self.reserved, "given back while it was written"
         self.writes += 1
-        self.slots[ref][: len(data)] = data
+        self.slots[ref][at : at + len(data)] = data
 
     async def read_reserved(self, ref: SlotRef, into: memoryview) -> None:
         assert ref in self.reserved
@@ -181,14 +185,19 @@ class FakePool:
     def inline_limit(self, name: bytes, xattrs: Xattrs = ()) -> int:
         return INLINE - sum(len(key) + len(value) for key, value in xattrs)
 
-    async def publish(self, new: NewObject) -> Descriptor:
+    async def publish(self, new: NewObject, arrived: Arrived | None = None) -> Descriptor:
         base = self._records.get(new.base.object_id) if new.base is not None else None
         kept = set(new.base.extents if new.base is not None else ()) & set(new.extents)
         fresh = [e.ref for e in new.extents if not e.is_hole and e not in kept]
         try:
             await self._step("publish")
             old = self._check_free(new)
+            if arrived is not None:
+                await arrived()
         except BaseException:
+            if arrived is not None:
+                with suppress(Exception):
+                    await arrived()  # noqa: ASYNC102 - nothing may be written into slots that are freed
             for ref in fresh:
                 self.give_back(ref)
             raise

@@ -19,8 +19,9 @@ from blockdev.errors import DeviceError, DeviceTimeout, NoSpace
 from blockdev.types import ROOT, Descriptor
 from kvfs.errors import NoFrames
 from kvfs.frames import Arena, FrameCache, open_frames
-from kvfs.fuse.drafts import Draft, DraftServices, FileAttributes, Predecessors
+from kvfs.fuse.drafts import Draft, DraftServices, FileAttributes
 from kvfs.fuse.memory import DraftMemory
+from kvfs.fuse.predecessors import Predecessors
 from kvfs.fuse.readers import Readers
 from kvfs.fuse.versions import Versions
 from tests.kvfs.fake_pool import EXTENT, INLINE, FakePool

@@ -39,7 +39,7 @@ async def test_attributes_keep_the_number():
         changed = await k.pool.update(record_of(k, b"f"), mode=0o100741)
         assert told(k, changed) == [inode.number]
         assert not inode.stale
-        assert inode.record is changed
+        assert inode.record == changed
 
 
 async def test_a_removed_file_is_stale_and_open_ones_go_on():

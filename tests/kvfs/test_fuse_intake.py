@@ -115,7 +115,7 @@ class TestIntake:
     def test_it_is_told_when_an_extent_may_be_whole(self):
         soon = Trio()
         whole: list[DraftExtent] = []
-        extent = self.extent(soon, on_whole=whole.append)
+        extent = self.extent(soon, on_more=whole.append)
         intake = extent.owner.intake
         intake.open(extent)
         lane_write(intake, 0, bytes(EXTENT - 1))

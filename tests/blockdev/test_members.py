@@ -1,0 +1,223 @@
+"""Several members of one pool on one host: each sees what the others do, and changes what the others have."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from blockdev.errors import Missing, NotEmpty, Raced
+from blockdev.membership import FOLLOW_PERIOD, GRACE
+from blockdev.pool import Foreign, Pool
+from blockdev.types import KIB, ROOT, DirectoryId, Kind
+from tests.blockdev.members import Host, host
+from tests.blockdev.pools import EXTENT, content, pattern, put
+
+SOON = 0.2
+"""Seconds within which each must see what the others did."""
+
+Both = tuple[Host, Pool, Pool]
+
+
+async def seen(pool: Pool, name: bytes, directory: DirectoryId = ROOT) -> bytes | None:
+    record = pool.lookup(directory, name)
+    return None if record is None else await content(pool, record)
+
+
+@pytest.fixture
+async def both(tmp_path: Path, autojump_clock: MockClock) -> AsyncIterator[Both]:
+    made = await host(tmp_path)
+    async with made.pool() as one, made.pool() as two:
+        assert (one.seat, two.seat) == (0, 1)
+        yield made, one, two
+
+
+async def test_each_sees_what_the_other_stores(both: Both, autojump_clock: MockClock) -> None:
+    _, one, two = both
+    await put(one, b"x", 300 * KIB)
+    await put(two, b"y", 3 * EXTENT + 1)
+    await put(two, b"small", 100)
+    await trio.sleep(SOON)
+    for pool in (one, two):
+        assert await seen(pool, b"x") == pattern(300 * KIB, b"x")
+        assert await seen(pool, b"y") == pattern(3 * EXTENT + 1, b"y")
+        assert await seen(pool, b"small") == pattern(100, b"small")
+        assert [record.name for record in pool.children(ROOT)] == [b"small", b"x", b"y"]
+
+
+async def test_each_hears_of_what_the_other_changes(both: Both, autojump_clock: MockClock) -> None:
+    _, one, two = both
+    await trio.sleep(1)
+    heard: list[Foreign | None] = []
+    two.on_changed.append(heard.append)
+    record = await put(one, b"x", 300 * KIB)
+    await trio.sleep(SOON)
+    assert heard == [Foreign(record.object_id, ROOT, b"x")]
+    heard.clear()
+    await one.rename(record, ROOT, b"y")
+    await trio.sleep(SOON)
+    assert set(heard) == {Foreign(record.object_id, ROOT, name) for name in (b"x", b"y")}
+
+
+@pytest.mark.parametrize("size", [100, 300 * KIB, 2 * EXTENT])
+async def test_a_name_is_replaced_by_another_member(both: Both, autojump_clock: MockClock, size: int) -> None:
+    _, one, two = both
+    await put(one, b"x", pattern(size, 1))
+    await trio.sleep(SOON)
+    await put(two, b"x", pattern(size, 2))
+    await trio.sleep(SOON)
+    assert await seen(one, b"x") == await seen(two, b"x") == pattern(size, 2)
+    await trio.sleep(5)
+    assert one.statistics().space.live == 0
+    await put(one, b"x", pattern(size, 3))
+    await trio.sleep(5)
+    assert await seen(one, b"x") == await seen(two, b"x") == pattern(size, 3)
+    assert two.statistics().space.live == 0
+
+
+@pytest.mark.parametrize("size", [100, 300 * KIB, 2 * EXTENT])
+async def test_an_object_is_removed_by_another_member(
+    both: Both, autojump_clock: MockClock, size: int
+) -> None:
+    _, one, two = both
+    await put(one, b"x", size)
+    await trio.sleep(SOON)
+    record = two.lookup(ROOT, b"x")
+    assert record is not None
+    await two.remove(record)
+    assert two.lookup(ROOT, b"x") is None
+    with pytest.raises(Missing):
+        await two.remove(record)
+    await trio.sleep(SOON)
+    assert one.lookup(ROOT, b"x") is None
+    await trio.sleep(5)
+    assert one.statistics().space.live == two.statistics().space.live == 0
+    assert one.catalog.count == 0
+
+
+@pytest.mark.parametrize("size", [100, 300 * KIB, 2 * EXTENT])
+async def test_an_object_is_renamed_and_changed_by_another_member(
+    both: Both, autojump_clock: MockClock, size: int
+) -> None:
+    _, one, two = both
+    await put(one, b"x", size)
+    await put(one, b"z", 70 * KIB)
+    await trio.sleep(SOON)
+    record = two.lookup(ROOT, b"x")
+    assert record is not None
+    moved = await two.rename(record, ROOT, b"z")
+    for pool in (two, one):
+        assert pool.lookup(ROOT, b"x") is None
+        assert await seen(pool, b"z") == pattern(size, b"x")
+        await trio.sleep(SOON)
+    changed = await two.update(moved, mode=0o100600, xattrs=((b"user.a", b"1"),))
+    assert changed.mode == 0o100600
+    await trio.sleep(5)
+    for pool in (one, two):
+        now = pool.lookup(ROOT, b"z")
+        assert now is not None
+        assert (now.mode, now.xattrs, now.kind) == (0o100600, ((b"user.a", b"1"),), Kind.HEAD)
+        assert await seen(pool, b"z") == pattern(size, b"x")
+    assert two.statistics().space.live == 0  # what it had said is folded in
+
+
+async def test_directories_are_everybodys(both: Both, autojump_clock: MockClock) -> None:
+    _, one, two = both
+    made = await one.make_directory(ROOT, b"d", 0o755, 0, 0)
+    await trio.sleep(SOON)
+    there = two.lookup(ROOT, b"d")
+    assert there == made
+    inside = await put(two, b"x", 300 * KIB, directory=DirectoryId(made.object_id))
+    await trio.sleep(SOON)
+    with pytest.raises(NotEmpty):
+        await one.remove(made)
+    moved = await two.rename(made, ROOT, b"e")
+    await trio.sleep(SOON)
+    assert one.lookup(ROOT, b"d") is None
+    assert one.lookup(DirectoryId(moved.object_id), b"x") == inside
+    await one.remove(inside)
+    await trio.sleep(SOON)
+    record = two.lookup(ROOT, b"e")
+    assert record is not None
+    await two.remove(record)
+    await trio.sleep(SOON)
+    assert one.lookup(ROOT, b"e") is None
+
+
+async def test_a_directory_made_twice_is_one(both: Both, autojump_clock: MockClock) -> None:
+    _, one, two = both
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(one.make_directory, ROOT, b"d", 0o755, 0, 0)
+        nursery.start_soon(two.make_directory, ROOT, b"d", 0o755, 0, 0)
+    await trio.sleep(SOON)
+    first, second = one.lookup(ROOT, b"d"), two.lookup(ROOT, b"d")
+    assert first is not None
+    assert first == second
+
+
+async def test_a_slot_rests_while_another_member_reads_it(both: Both, autojump_clock: MockClock) -> None:
+    _, one, two = both
+    record = await put(one, b"x", EXTENT)
+    await trio.sleep(SOON)
+    two.pin(record)
+    await one.remove(record)
+    await trio.sleep(60)
+    assert one.statistics().space.limbo == EXTENT
+    assert await content(two, record) == pattern(EXTENT, b"x")
+    two.unpin(record)
+    await trio.sleep(SOON)
+    assert two.lookup(ROOT, b"x") is None
+    with pytest.raises(Raced):
+        two.pin(record)
+    await one._room.limbo.reap()
+    assert one.statistics().space.limbo == 0
+
+
+async def test_a_freed_slot_rests_for_the_grace_only_with_others(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    made = await host(tmp_path)
+    async with made.pool() as one:
+        await one.remove(await put(one, b"x", EXTENT))
+        ready = one._space.next_ready(one.superblock.extent_class)
+        assert ready is not None
+        assert ready <= trio.current_time()
+        async with made.pool():
+            await one.remove(await put(one, b"x", EXTENT))
+            one._space.reap(trio.current_time())
+            ready = one._space.next_ready(one.superblock.extent_class)
+            assert ready == pytest.approx(trio.current_time() + GRACE, abs=0.1)
+            assert GRACE >= 2 * FOLLOW_PERIOD + 1
+
+
+async def test_what_a_member_had_is_the_next_ones(tmp_path: Path, autojump_clock: MockClock) -> None:
+    made = await host(tmp_path)
+    async with made.pool() as one:
+        async with made.pool() as two:
+            await put(two, b"x", 300 * KIB)
+        await trio.sleep(SOON)
+        assert await seen(one, b"x") == pattern(300 * KIB, b"x")
+        await trio.sleep(3)
+        assert one.catalog.regions > 0
+        record = one.lookup(ROOT, b"x")
+        assert record is not None
+        await one.rename(record, ROOT, b"y")
+        assert await seen(one, b"y") == pattern(300 * KIB, b"x")
+    async with made.pool() as three:
+        assert await seen(three, b"y") == pattern(300 * KIB, b"x")
+
+
+async def test_a_second_member_gets_regions_of_a_full_pool(tmp_path: Path, autojump_clock: MockClock) -> None:
+    made = await host(tmp_path)
+    async with made.pool() as one:
+        for number in range(60):
+            await put(one, b"%d" % number, EXTENT)
+        async with made.pool() as two:
+            for number in range(30):
+                await put(two, b"n%d" % number, EXTENT)
+            await trio.sleep(10)
+            assert abs(one.catalog.regions - two.catalog.regions) <= 3
+            assert await seen(one, b"n29") == pattern(EXTENT, b"n29")

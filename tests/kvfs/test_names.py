@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvfs.names import is_temporary
+
+HASH = b"9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+UUID = b"0f8fad5b-d9cb-469f-a165-70867728950e"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        HASH + b".bin_140213_17.tmp",
+        b".o_direct_probe_k3x9.tmp",
+        HASH + b"_llama_0_1.bin.tmp.4711.140213990881024." + UUID.replace(b"-", b""),
+        HASH + b"_llama_0_1.bin." + UUID + b".tmp",
+        HASH + b"_llama_0_1.bin.tmp." + UUID,
+        b"meta-llama-SEP-Llama@0x1@0@1f2e.tmp",
+        b"key.kvcache.safetensors.tmp0a1b2c3d",
+        b"dynamo-kvbm-disk-cache-a1B2c3",
+        b"with\nnewline.tmp",
+    ],
+)
+def test_names_that_engines_give_files_they_are_writing(name: bytes) -> None:
+    assert is_temporary(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        b"",
+        b".tmp",
+        HASH + b".bin",
+        HASH + b"_llama_0_1.bin",
+        b"config.json",
+        b"meta-llama-SEP-Llama@0x1@0@1f2e.data",
+        b"key.kvcache.safetensors",
+        b"model.tmp.bin",
+        b"tmp",
+        b"x.tmp.",
+        b"x.tmp0a1b2c3",
+        b"x.tmpl",
+        b"dynamo-kvbm-disk-cache-",
+    ],
+)
+def test_names_that_are_final(name: bytes) -> None:
+    assert not is_temporary(name)
+
+
+@given(st.binary(max_size=255))
+def test_a_name_is_final_unless_it_says_otherwise(name: bytes) -> None:
+    assert not is_temporary(name) or b".tmp" in name or name.startswith(b"dynamo-kvbm-disk-cache-")
+
+
+@given(st.binary(min_size=1, max_size=200).filter(lambda name: not is_temporary(name)))
+def test_what_ends_in_tmp_is_temporary(name: bytes) -> None:
+    assert is_temporary(name + b".tmp")
