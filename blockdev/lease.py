@@ -145,7 +145,18 @@ class Leases:
 
     def others(self) -> list[int]:
         """The seats that other members hold."""
-        return [] if self.alone else [s for s in range(SEATS) if self.is_others(s)]
+        seats: list[int] = []
+        waiting = [(0, SEATS)]
+        while (
+            waiting
+        ):  # the kernel names one lock of a range, whichever: then what is before and behind it is asked for
+            first, end = waiting.pop()
+            held = self._held_in(_FIRST_SEAT_BYTE + first, end - first) if first < end else None
+            if held is not None:
+                start, stop = max(held[0] - _FIRST_SEAT_BYTE, first), min(held[1] - _FIRST_SEAT_BYTE, end)
+                seats += range(start, stop)
+                waiting += [(first, start), (stop, end)]
+        return sorted(seats)
 
     def is_others(self, seat: int) -> bool:
         """Whether another member holds a seat."""
@@ -262,9 +273,15 @@ class Leases:
 
     def _is_held(self, position: int, *, length: int = 1) -> bool:
         """By someone else."""
+        return self._held_in(position, length) is not None
+
+    def _held_in(self, position: int, length: int) -> tuple[int, int] | None:
+        """First and end byte of a lock that someone else has in a range, if there is one."""
         wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, position, length, 0)
-        kind: int = _FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, wanted))[0]
-        return kind != fcntl.F_UNLCK
+        kind, _, start, size, _ = _FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, wanted))
+        if kind == fcntl.F_UNLCK:
+            return None
+        return start, start + size if size else 1 << 63
 
     def _record(self, offset: int, size: int, holder: Holder) -> None:
         text = json.dumps({"pid": holder.pid, "purpose": holder.purpose}).encode()

@@ -257,13 +257,14 @@ class Recovery:
         by_ref = {r.ref: r for r in [*candidates, *await self._rivals(candidates)]}
         contenders = list(by_ref.values())
         resolution = stamps.resolve(contenders, self._is_scanned)
-        self._enter(contenders, resolution)
+        outdone = self._freeable(resolution)
+        self._enter(contenders, resolution, {record.ref for record in outdone})
         live = {record.ref for record in resolution.live.values()}
         result.doubtful += [r.object_id for r in contenders if not self._is_mine(r.ref) and r.ref not in live]
         orphans = self._drop_orphans() if result.trust is Trust.STALE and self._is_everything() else []
         result.broken = len(broken)
         parts = await self._unclaimed()
-        garbage = [*resolution.garbage, *orphans, *parts]
+        garbage = [*outdone, *orphans, *parts]
         result.garbage = len(garbage)
         freed = await self._free(garbage)
         self._note_left_over(contenders, resolution, freed, result)
@@ -311,7 +312,26 @@ class Recovery:
             return None
         return record
 
-    def _enter(self, contenders: Collection[Descriptor], resolution: stamps.Resolution) -> None:
+    def _freeable(self, resolution: stamps.Resolution) -> list[Descriptor]:
+        """What of the garbage may be made invalid: not others' records, nor what keeps one of these from coming back."""
+        kept: set[SlotRef] = set()
+        names: set[stamps.NameKey] = set()
+        freeable = []
+        for record in resolution.garbage:
+            key = (resolution.same.get(record.directory, record.directory), record.name)
+            if self._is_mine(record.ref) and key not in names and kept.isdisjoint(stamps.listed(record)):
+                freeable.append(record)
+            else:
+                kept.add(record.ref)
+                names.add(key)
+        return freeable
+
+    def _enter(
+        self,
+        contenders: Collection[Descriptor],
+        resolution: stamps.Resolution,
+        garbage: Collection[SlotRef],
+    ) -> None:
         """Have the catalogue say what was resolved."""
         live = {record.ref for record in resolution.live.values()}
         bases = {record.head for record in resolution.live.values() if record.kind is Kind.ALIAS}
@@ -324,7 +344,6 @@ class Recovery:
         for (directory, name), record in resolution.live.items():
             if self._is_mine(record.ref):
                 self._catalog.put(replace(record, directory=directory, name=name))
-        garbage = {record.ref for record in resolution.garbage}
         for record in contenders:
             found = self._found.get(record.ref)
             if found is not None and found.kind is Kind.TOMBSTONE and record.ref not in garbage:
@@ -491,9 +510,6 @@ class Recovery:
         stopped = False
         for record in garbage:
             named = record.kind not in {Kind.BODY, Kind.INDEX}
-            if not self._is_mine(record.ref):
-                stopped = True  # its owner frees it
-                continue
             if named and stopped:
                 continue  # see stamps.Resolution.garbage: a later one may keep this one from coming back
             if not self._media.reaches(record.ref):

@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 
 from blockdev.errors import LeaseLost, PoolBusy, WrongDomain
-from blockdev.lease import Holder, Leases, local_domain
+from blockdev.lease import SEATS, Holder, Leases, local_domain
 from blockdev.types import DeviceNo, RegionId, RegionNo
 
 POOL = UUID("12345678-1234-5678-1234-567812345678")
@@ -200,3 +200,44 @@ def test_a_damaged_domain_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "domain").write_text(text)
     with pytest.raises(WrongDomain, match="does not hold a domain"):
         local_domain(tmp_path)
+
+
+def test_who_is_there_is_known(tmp_path: Path) -> None:
+    members = [Leases.open(tmp_path, POOL) for _ in range(5)]
+    try:
+        assert [member.join(f"member {number}") for number, member in enumerate(members)] == [0, 1, 2, 3, 4]
+        members[1].close()
+        assert members[2].take_seat(9)
+        assert members[2].others() == [0, 3, 4]
+        assert members[0].others() == [2, 3, 4, 9]
+        assert not members[0].alone
+        assert [holder.purpose for holder in members[4].holders()] == [
+            "member 0",
+            "member 2",
+            "member 3",
+            "member 4",
+        ]
+        with pytest.raises(PoolBusy, match=r"by process \d+ \(member 0\), by process"):
+            Leases.open(tmp_path, POOL).acquire_alone("another")
+    finally:
+        for member in members:
+            member.close()
+
+
+def test_the_last_seat_is_the_last(tmp_path: Path) -> None:
+    members = [Leases.open(tmp_path, POOL) for _ in range(SEATS)]
+    with Leases.open(tmp_path, POOL) as late:
+        for member in members:
+            member.join("a test")
+        assert late.others() == list(range(SEATS))
+        with pytest.raises(PoolBusy, match="64 members"):
+            late.join("one too many")
+    for member in members:
+        member.close()
+
+
+def test_members_wait_for_who_must_be_alone(tmp_path: Path) -> None:
+    with Leases.open(tmp_path, POOL) as alone, Leases.open(tmp_path, POOL) as member:
+        alone.acquire_alone("adding a device")
+        with pytest.raises(PoolBusy, match="adding a device"):
+            member.join("mounted")
