@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import secrets
@@ -20,6 +21,10 @@ class ShortTransfer(OSError):
     """A write(2) took, or a read(2) before the end gave, less than it was asked to."""
 
 
+class NotMounted(OSError):
+    """What is stored now would land below the mount point."""
+
+
 class Player:
     """Plays every engine on one mount; of one thread.
 
@@ -28,6 +33,7 @@ class Player:
 
     def __init__(self, root: Path, calls: Calls) -> None:
         self._root = root
+        self._below = os.stat(root.parent).st_dev  # noqa: PTH116
         self._calls = calls
         self._buffer = mmap.mmap(-1, _BUFFER_SIZE)  # aligned, as O_DIRECT wants it
         self._view = memoryview(self._buffer)
@@ -56,6 +62,8 @@ class Player:
         :raises OSError: it may be stored, or not
         """
         path = self._path(file)
+        if os.stat(self._root).st_dev == self._below:  # noqa: PTH116
+            raise NotMounted(errno.ENOTCONN, "the mount is gone, and the directory that it hid is no place")
         with self._calls.timed(Call.MKDIR):
             os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
         draft = f"{path}.{secrets.token_hex(4)}.tmp"

@@ -29,6 +29,8 @@ LINE_SECONDS = 60.0
 FINDINGS_SHOWN = 50
 TROUBLE_SECONDS = 180.0
 """In which a trouble that is under way has come to its end."""
+NEW_LINE = "\r\x1b[K" if sys.stderr.isatty() else ""
+"""Over the progress that a terminal shows."""
 NO_SPACE_PART = 0.01
 """Of the stores, that may be refused because nothing could be evicted just then."""
 
@@ -118,8 +120,9 @@ class Soak:
         while time.monotonic() < until and not self._over.wait(SAMPLE_SECONDS):
             self._watch.sample()
             self._watch.look_for_hung()
-            dead = self._crew.dead()
-            if dead:
+            if self._watch.died:
+                return
+            if dead := self._crew.dead():
                 self._find("error", f"the workers of members {dead} are gone")
                 return
             if sys.stderr.isatty() or time.monotonic() - last_line >= LINE_SECONDS:
@@ -134,8 +137,8 @@ class Soak:
             f"{totals['misses']} misses, {format_size(totals['bytes_stored'])} stored, {troubles['kills']} kills, "
             f"{troubles['stops']} stops, {troubles['damages']} damages, {len(self._findings)} findings"
         )
-        end, start = ("", "\r\x1b[K") if sys.stderr.isatty() else ("\n", "soak: ")
-        print(start + line, end=end, file=sys.stderr, flush=True)
+        end = "" if sys.stderr.isatty() else "\n"
+        print(f"{NEW_LINE}soak: {line}", end=end, file=sys.stderr, flush=True)
 
     # ── findings ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -143,7 +146,10 @@ class Soak:
         self._found({"kind": kind, "text": text})
 
     def _found(self, finding: dict[str, Any]) -> None:
-        self._findings.append(finding | {"after": round(time.monotonic() - self._begun, 1)})
+        after = round(time.monotonic() - self._begun, 1)
+        self._findings.append(finding | {"after": after})
+        if len(self._findings) <= FINDINGS_SHOWN:
+            print(f"{NEW_LINE}soak: after {after} s: {finding['kind']}: {finding['text']}", file=sys.stderr)
 
     # ── the report ──────────────────────────────────────────────────────────────────────────────────────
 

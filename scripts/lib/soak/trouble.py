@@ -22,6 +22,8 @@ STOPPED_SECONDS = (0.5, 5.0)
 IDLE_SECONDS = 60.0
 """In which workers that are paused must have come to an end with what they were doing."""
 CENSUS_SECONDS = 60.0
+LATE_SECONDS = 3.0
+"""After which what is missing is looked for once more, to tell what is late from what is lost."""
 
 
 class Trouble:
@@ -102,7 +104,7 @@ class Trouble:
             counted = self._watch.sample()
             member.mount()
             if others and counted is not None:
-                self._compare(before, self._census(member), counted)
+                self._compare(before, others[0], member, counted)
         self.counts["censuses"] += bool(others)
 
     def _remount(self) -> None:
@@ -159,11 +161,17 @@ class Trouble:
         finally:
             executor.shutdown(wait=False)
 
-    def _compare(self, before: set[str], after: set[str], counted: int) -> None:
+    def _compare(self, before: set[str], stayed: Member, back: Member, counted: int) -> None:
+        """What `stayed` saw before `back` was there again, both must see now."""
+        after = self._census(back)
         now_counted = self._watch.sample()
         missing = sorted(before - after)
         departed = (now_counted if now_counted is not None else counted) - counted
         if len(missing) > departed:
+            time.sleep(LATE_SECONDS)
+            late, there = (len(before - self._census(member)) for member in (back, stayed))
             self._watch.find(
-                "lost", f"{len(missing)} files after a kill while {departed} departed: {missing[:3]}"
+                "lost",
+                f"{len(missing)} files that member {stayed.number} saw are a miss on {back.number}, back from a kill, while"
+                f" {departed} departed; {LATE_SECONDS:.0f} s later {late} are, and {there} on the former: {missing[:3]}",
             )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kvfs.errors import KvfsError
+from kvfs.errors import DeadMount, KvfsError, NotRunning
 from scripts.lib.soak.calls import Call
 from scripts.lib.soak.departures import Departures, Miss, Reason
 from scripts.lib.soak.ledger import NANO, THREADS, Ledger, now
@@ -24,12 +24,14 @@ class Watch:
     """Of all members. Its methods may be called from any thread.
 
     :param find: told what should not be: a kind and a text
+    :ivar died: a member's process ended by itself
     :ivar lives: samples of each process: a list for each time that a member was mounted
     """
 
     def __init__(self, pool: SoakPool, ledger: Ledger, find: Callable[[str, str], None]) -> None:
         self.departures = Departures()
         self.lives: list[tuple[int, list[Sample]]] = []
+        self.died = False
         self.reasons: Counter[Reason] = Counter()
         self._pool = pool
         self._ledger = ledger
@@ -106,6 +108,10 @@ class Watch:
         try:
             statistics: dict[str, Any] = member.statistics()
             sample = member.sample()
+        except (NotRunning, DeadMount) as error:
+            self.died = True
+            self.find("died", f"the process of member {member.number}, and nobody killed it: {error}")
+            return
         except (KvfsError, OSError) as error:
             self.find("stall", f"member {member.number} does not tell its counters: {error}")
             return
