@@ -67,6 +67,7 @@ class Soak:
             self._pool, self._ledger, self._files, self._watch, self._damager(), self._rng
         )
         self._findings: list[dict[str, Any]] = []
+        self._kinds: Counter[str] = Counter()
         self._over = threading.Event()
         self._troubles = threading.Thread(target=self._make_trouble, daemon=True)
         self._crew: Crew | None = None
@@ -135,7 +136,7 @@ class Soak:
         line = (
             f"{left / 60:.1f} min left, {sum(totals['calls'].values())} calls, {totals['hits']} hits, "
             f"{totals['misses']} misses, {format_size(totals['bytes_stored'])} stored, {troubles['kills']} kills, "
-            f"{troubles['stops']} stops, {troubles['damages']} damages, {len(self._findings)} findings"
+            f"{troubles['stops']} stops, {troubles['damages']} damages, {self._kinds.total()} findings"
         )
         end = "" if sys.stderr.isatty() else "\n"
         print(f"{NEW_LINE}soak: {line}", end=end, file=sys.stderr, flush=True)
@@ -147,8 +148,9 @@ class Soak:
 
     def _found(self, finding: dict[str, Any]) -> None:
         after = round(time.monotonic() - self._begun, 1)
-        self._findings.append(finding | {"after": after})
-        if len(self._findings) <= FINDINGS_SHOWN:
+        self._kinds[finding["kind"]] += 1
+        if len(self._findings) < FINDINGS_SHOWN:
+            self._findings.append(finding | {"after": after})
             print(f"{NEW_LINE}soak: after {after} s: {finding['kind']}: {finding['text']}", file=sys.stderr)
 
     # ── the report ──────────────────────────────────────────────────────────────────────────────────────
@@ -158,7 +160,6 @@ class Soak:
         totals, counters = self._crew.totals(), self._watch.counters()
         lives = [(member, samples.as_json(life)) for member, life in self._watch.lives if life]
         self._judge(totals, lives)
-        kinds = Counter(finding["kind"] for finding in self._findings)
         plan = self._plan
         return {
             "output_version": {"command": "soak", "major": 1, "minor": 0},
@@ -182,7 +183,7 @@ class Soak:
             | {"fresh": {reason.value: self._watch.reasons[reason] for reason in Reason}},
             "rule": samples.RULE,
             "processes": [{"member": member} | life for member, life in lives],
-            "findings": {"kinds": dict(kinds), "first": self._findings[:FINDINGS_SHOWN]},
+            "findings": {"kinds": dict(self._kinds), "first": self._findings},
         }
 
     def _judge(self, totals: dict[str, Any], lives: list[tuple[int, dict[str, Any]]]) -> None:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from scripts.lib.soak.damage import Damager
+from scripts.lib.soak.departures import UNTOLD
 from scripts.lib.soak.ledger import Ledger
 from scripts.lib.soak.pool import Member, SoakFailed, SoakPool
 from scripts.lib.soak.universe import File
@@ -94,18 +95,19 @@ class Trouble:
     def _kill_and_count(self) -> None:
         """Everybody is held still when it is dead: what the others see then, it must see too when it is back."""
         member = self._victim()
-        with self._disturbed(member), self._quiet():
-            self._killed(member)
-            self._ledger.pause_all(on=True)
-            self._await_idle(self._pool.members)
-            others = [other for other in self._pool.members if other is not member]
-            before = self._census(others[0]) if others else set()
-            member.umount()
-            counted = self._watch.sample()
-            member.mount()
+        others = [other for other in self._pool.members if other is not member]
+        with self._quiet():
+            with self._disturbed(member):
+                self._killed(member)
+                self._ledger.pause_all(on=True)
+                self._await_idle(self._pool.members)
+                counted = self._watch.sample()
+                before = self._census(others[0]) if others else set()
+                member.umount()
+                member.mount()
             if others and counted is not None:
                 self._compare(before, others[0], member, counted)
-        self.counts["censuses"] += bool(others)
+                self.counts["censuses"] += 1
 
     def _remount(self) -> None:
         member = self._victim()
@@ -162,16 +164,22 @@ class Trouble:
             executor.shutdown(wait=False)
 
     def _compare(self, before: set[str], stayed: Member, back: Member, counted: int) -> None:
-        """What `stayed` saw before `back` was there again, both must see now."""
-        after = self._census(back)
-        now_counted = self._watch.sample()
-        missing = sorted(before - after)
-        departed = (now_counted if now_counted is not None else counted) - counted
-        if len(missing) > departed:
+        """What `stayed` saw before `back` was there again, both must see now, but what departed meanwhile, and what had
+        just departed when `back` was killed.
+        """
+        missing = sorted(before - self._census(back))
+        departed = self._departed(counted)
+        if len(missing) > departed + UNTOLD:
             time.sleep(LATE_SECONDS)
             late, there = (len(before - self._census(member)) for member in (back, stayed))
             self._watch.find(
                 "lost",
                 f"{len(missing)} files that member {stayed.number} saw are a miss on {back.number}, back from a kill, while"
-                f" {departed} departed; {LATE_SECONDS:.0f} s later {late} are, and {there} on the former: {missing[:3]}",
+                f" {departed} departed; {LATE_SECONDS:.0f} s later {late} are, {there} on the former, and"
+                f" {self._departed(counted)} have departed: {missing[:3]}",
             )
+
+    def _departed(self, counted: int) -> int:
+        """Since so many had."""
+        total = self._watch.sample()
+        return 0 if total is None else total - counted

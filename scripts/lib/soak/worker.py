@@ -43,6 +43,8 @@ HOT_SHARE = 0.2
 """Part of an engine's files that is in fashion at a time."""
 FASHION_SECONDS = 120.0
 """After which every file has been in fashion once."""
+DEAD = {errno.ENOTCONN, errno.ECONNABORTED}
+"""What calls on a mount fail with when its process is gone."""
 AGAIN = 0.2
 """Part of the uses that go to what this thread stored last."""
 
@@ -98,12 +100,13 @@ class Thread:
         self._number = number
         self._rng = random.Random(seed)
         self._last: list[File] = []
+        self._mount_died = False
         self.tally = Tally()
         self.calls = Calls(site.ledger, site.member, number, self._stalled)
         self._player = Player(site.root, self.calls)
 
     def run(self) -> None:
-        while not self._ledger.ending:
+        while not self._ledger.ending and not self._mount_died:
             if not self._ledger.enter(self._site.member, self._number):
                 time.sleep(0.02)  # paused: the run's own time is what this program is about
                 continue
@@ -233,8 +236,9 @@ class Thread:
         name = errno.errorcode.get(error.errno or 0, str(error))
         if self._ledger.disturbed(self._site.member, begun, now()) or error.errno == errno.ENOSPC:
             self.tally.errors[name] += 1
-        else:
-            self._find("error", f"{name}: {error}", file)
+            return
+        self._mount_died = error.errno in DEAD
+        self._find("error", f"{name}: {error}", file)
 
     def _stalled(self, kind: Call, seconds: float, when: When) -> None:
         self._find("stall", f"{kind.name.lower()} took {seconds:.1f} s, {when.name.lower()}", None)
