@@ -213,7 +213,7 @@ class Debts:
             return tuple(owed)
         last = owed.pop() if old is not None and owed[-1] == old.ref else None
         owed = [ref for ref in owed if not await self._room.ensure_invalid(ref)]
-        if len(owed) >= _OWED_MAX and await self._try_to_bury(owed, patient=False):
+        if len(owed) >= _OWED_MAX and await self.try_to_bury(owed, patient=False):
             owed = []
         return (*owed, last) if last is not None else tuple(owed)
 
@@ -277,12 +277,16 @@ class Debts:
         if await self.settle(record.object_id):
             return True
         refs = (*self.of(record.object_id), record.ref)
-        if not await self._try_to_bury(refs, patient=patient):
+        if not await self.try_to_bury(refs, patient=patient):
             return False
         self.forgive(record.object_id)
         return True
 
-    async def _try_to_bury(self, refs: Sequence[SlotRef], *, patient: bool) -> bool:
+    async def try_to_bury(self, refs: Sequence[SlotRef], *, patient: bool) -> bool:
+        """Have a tombstone answer for records; whether it does.
+
+        :param patient: let others go if there is no slot for it
+        """
         try:
             return await self._tombstones.bury(refs, patient=patient)
         except (DeviceError, NoSpace, Unavailable) as error:

@@ -530,7 +530,7 @@ class _Opener:
                     else:
                         total.add(recovered)
             except (Contradiction, OSError) as error:
-                self._give_up(seat, error)
+                self._give_up(seat, self.catalogs.own[seat], error)
                 continue
             assert total is not None
             total.damaged_regions = self.damaged
@@ -583,26 +583,41 @@ class _Opener:
         sequences = {a.superblock.device: a.superblock.sequence for a in self.media.devices.values()}
         catalog = self._open_catalog(seat, sequences)
         self.catalogs.add_other(seat, catalog)
-        space = Space()
-        for region in regions:
-            space.add_region(region_of(self.media, region))
-        room = Room(self.media, space, catalog, self.policy, self._room_options())
-        ground = Ground(self.media, self.catalogs, space, pool.reader, room)
-        found = await Recovery(ground, catalog, regions).run(self.trusts[seat], self.policy)
-        begin_sessions(self.media, [catalog], self.options.boot_id)
+        try:
+            space, room, found = await self._recover_aside(pool, seat, catalog, regions)
+            begin_sessions(self.media, [catalog], self.options.boot_id)
+        except BaseException:  # the next turn tries again
+            self.catalogs.close_other(seat)
+            membership.leave(seat, regions)
+            raise
         catalog.followed = lambda: not membership.alone
         self.catalogs.add_own(seat, catalog)
         for region in regions:
             self.catalogs.assign(region, seat)
         pool.absorb(space, room, found)
 
+    async def _recover_aside(
+        self, pool: Pool, seat: int, catalog: Catalog, regions: list[RegionId]
+    ) -> tuple[Space, Room, Recovered]:
+        while True:
+            space = Space()
+            for region in regions:
+                space.add_region(region_of(self.media, region))
+            room = Room(self.media, space, catalog, self.policy, self._room_options())
+            ground = Ground(self.media, self.catalogs, space, pool.reader, room)
+            try:
+                found = await Recovery(ground, catalog, regions).run(self.trusts[seat], self.policy)
+            except (Contradiction, OSError) as error:
+                self._give_up(seat, catalog, error)
+                continue
+            return space, room, found
+
     async def _recover(self, seat: int, catalog: Catalog, space: Space, reader: Reader) -> Recovered:
         room = None if self.options.readonly else self.room
         ground = Ground(self.media, self.catalogs, space, reader, room)
         return await Recovery(ground, catalog, self.regions.get(seat, ())).run(self.trusts[seat], self.policy)
 
-    def _give_up(self, seat: int, error: Contradiction | OSError) -> None:
-        catalog = self.catalogs.own[seat]
+    def _give_up(self, seat: int, catalog: Catalog, error: Contradiction | OSError) -> None:
         if isinstance(error, OSError) and not catalog.failed:
             raise error
         what = "is damaged" if isinstance(error, OSError) else "contradicts the media"

@@ -146,14 +146,22 @@ class Others:
 
         :raises NoSpace, Unavailable, DeviceError:
         """
-        rivals = [
+        rivals = self._rivals(record)
+        if rivals:
+            await self._versions.debts.bury_all(rivals)
+
+    async def try_to_outdo_rivals(self, record: Descriptor) -> bool:
+        """As `outdo_rivals`, if that takes no other object's room; whether it was done."""
+        rivals = self._rivals(record)
+        return not rivals or await self._versions.debts.try_to_bury(rivals, patient=False)
+
+    def _rivals(self, record: Descriptor) -> list[SlotRef]:
+        return [
             other.ref
             for other in self._catalogs.behind(record)
             if other.object_id != record.object_id
             and (other.directory, other.name) == (record.directory, record.name)
         ]
-        if rivals:
-            await self._versions.debts.bury_all(rivals)
 
     def beaten(self, record: Descriptor | None) -> list[Descriptor]:
         """Objects of ours that `record` has outdone under its name: what replaces it answers for them, too."""

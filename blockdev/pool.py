@@ -613,11 +613,7 @@ class Pool:
 
     async def _may_go(self, record: Descriptor) -> bool:
         pins = self._versions.pins
-        if record.object_id in pins:
-            return False
-        try:
-            await self._others.outdo_rivals(record)
-        except (NoSpace, DeviceError, Unavailable):
+        if record.object_id in pins or not await self._others.try_to_outdo_rivals(record):
             return False
         if not await self._versions.may_leave(record):
             return False

@@ -343,6 +343,8 @@ class Room:
             self._space.add_unused(region)  # cancelled: nothing of it goes on
             raise
         self.counters.formatted += 1
+        self._leasing.lease(region)  # it may have come to us with another's seat
+        self._dirty = {chunk for chunk in self._dirty if chunk.where != region}
         formatted = Region.formatted(region, slot_class, header.epoch, slots)
         formatted.last_used = trio.current_time()  # not to be taken for another class before it was of use
         self._space.add_region(formatted)

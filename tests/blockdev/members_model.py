@@ -115,20 +115,27 @@ class MembersModel:
             for device in self.host.devices:
                 device.random_faults = RandomFaults(delay=(0.0, 0.05))
         async with trio.open_nursery() as nursery:
-            for _ in range(MEMBERS):
-                nursery.start_soon(self._live, self._new())
-                await trio.sleep(self.rng.choice((0, 0.01, 0.3)))
-            for _ in range(events):
-                await trio.sleep(self.rng.random() * 1.5)
-                self._event(nursery)
-            for member in self.members:
-                member.go_on()
-            self.over = True
-            await trio.sleep(TAKEN_OVER)
-            await self._agree()
-            for member in self.members:
-                member.ending.set()
+            try:
+                await self._story(nursery, events)
+            finally:
+                for member in self.members:  # whatever went wrong: or it would never come to light
+                    member.go_on()
         await self._check_after_rebuild()
+
+    async def _story(self, nursery: trio.Nursery, events: int) -> None:
+        for _ in range(MEMBERS):
+            nursery.start_soon(self._live, self._new())
+            await trio.sleep(self.rng.choice((0, 0.01, 0.3)))
+        for _ in range(events):
+            await trio.sleep(self.rng.random() * 1.5)
+            self._event(nursery)
+        for member in self.members:
+            member.go_on()
+        self.over = True
+        await trio.sleep(TAKEN_OVER)
+        await self._agree()
+        for member in self.members:
+            member.ending.set()
 
     def _new(self) -> Member:
         number = self.members[-1].number + 1 if self.members else 0
