@@ -15,6 +15,7 @@ import random
 import struct
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import NamedTuple
 
 MAGIC = b"kvfsoak1"
 _HEADER = struct.Struct("<8s16sQQ")
@@ -73,10 +74,12 @@ class Subject:
         return [p for p in range(self.parts) if self.written_by(p, old) != self.written_by(p, new)]
 
 
-class Heading(tuple[bytes, int, int]):
-    """What a part says of itself: key, part, version."""
+class Heading(NamedTuple):
+    """What a part says of itself."""
 
-    __slots__ = ()
+    key: bytes
+    part: int
+    version: int
 
     @staticmethod
     def of(data: bytes, at: int = 0) -> Heading | None:
@@ -84,7 +87,7 @@ class Heading(tuple[bytes, int, int]):
         if data[at : at + len(MAGIC)] != MAGIC or len(data) < at + HEADER_SIZE:
             return None
         _, key, part, version = _HEADER.unpack_from(data, at)
-        return Heading((key, part, version))
+        return Heading(key, part, version)
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,10 +72,10 @@ class Damager:
         self._rng.shuffle(pages)
         for at in pages:
             heading = Heading.of(window[at : at + PAGE])
-            subject = self._subjects.get(heading[0]) if heading is not None else None
+            subject = self._subjects.get(heading.key) if heading is not None else None
             if heading is None or subject is None:
                 continue
-            begin, end = subject.span(heading[1])
+            begin, end = subject.span(heading.part)
             contiguous = min(end - begin, self._extent - begin % self._extent)
             return subject.name, start + at + self._rng.randrange(contiguous)
         return None

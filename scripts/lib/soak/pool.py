@@ -19,7 +19,8 @@ from scripts.lib.soak.samples import Sample
 
 POOL = "soak"
 DEVICES = 2
-EXTENT = "2MiB"
+EXTENT = 2 << 20
+"""Bytes; small, so that blocks of 4 MiB have two."""
 COMMAND_SECONDS = 120
 GONE_MS = 30_000
 STATS_SECONDS = 5.0
@@ -164,10 +165,8 @@ class SoakPool:
 
         :raises SoakFailed:
         """
-        devices = map(str, self.devices)
-        self.kvfs(
-            "pool", "create", "--size", str(self._size // DEVICES), "--extent-size", EXTENT, POOL, *devices
-        )
+        sizes = ("--size", str(self._size // DEVICES), "--extent-size", str(EXTENT))
+        self.kvfs("pool", "create", *sizes, POOL, *map(str, self.devices))
         for member in self.members:
             member.mount_point.mkdir()
             member.mount()

@@ -18,12 +18,11 @@ from scripts.lib.soak.crew import Crew
 from scripts.lib.soak.damage import Damager
 from scripts.lib.soak.departures import Reason
 from scripts.lib.soak.ledger import Ledger
-from scripts.lib.soak.pool import SoakFailed, SoakPool
+from scripts.lib.soak.pool import EXTENT, SoakFailed, SoakPool
 from scripts.lib.soak.trouble import Trouble
 from scripts.lib.soak.universe import files
 from scripts.lib.soak.watch import Watch
 
-EXTENT_BYTES = 2 << 20
 SAMPLE_SECONDS = 2.0
 LINE_SECONDS = 60.0
 FINDINGS_SHOWN = 50
@@ -105,7 +104,7 @@ class Soak:
 
     def _damager(self) -> Damager:
         subjects = [file.subject for file in self._files]
-        return Damager(self._pool.devices, subjects, EXTENT_BYTES, random.Random(self._plan.seed))
+        return Damager(self._pool.devices, subjects, EXTENT, random.Random(self._plan.seed))
 
     def _make_trouble(self) -> None:
         try:
