@@ -20,7 +20,8 @@ from scripts.lib.soak.damage import Damager
 from scripts.lib.soak.departures import UNTOLD, Departures, Miss, Reason
 from scripts.lib.soak.ledger import RECOVERING_NS, VISIBLE_NS, Ledger, Stored
 from scripts.lib.soak.samples import MIB, Allowance, Trend, course
-from scripts.lib.soak.universe import Engine, files
+from scripts.lib.soak.universe import Engine, File, files
+from scripts.lib.soak.worker import Site, Thread
 
 ROOT = Path(__file__).parents[1]
 PAGE = mmap.PAGESIZE
@@ -213,6 +214,69 @@ def test_stalls_are_judged_by_who_was_disturbed(
 ) -> None:
     assert when_of(disturbed, member=0) is when
     assert too_long(seconds, when) is stalled
+
+
+# ---- a worker's thread, on a plain directory, which keeps what is put there ------------------------------------
+
+
+def first_said(
+    tmp_path: Path, file: File, prepare: Callable[[Ledger, Path], None]
+) -> tuple[str, dict[str, object]]:
+    """What a thread that uses just this file says first."""
+    ledger = Ledger(tmp_path / "ledger", members=2, files=file.number + 1)
+    root = tmp_path / "root"
+    path = root / file.path
+    path.parent.mkdir(parents=True)
+    prepare(ledger, path)
+    said: list[tuple[str, dict[str, object]]] = []
+
+    def say(what: str, **fields: object) -> None:
+        said.append((what, fields))
+        ledger.end()
+
+    Thread(Site(ledger, 0, root, {engine: [file] for engine in Engine}, {}, say), 0, "seed").run()
+    return said[0]
+
+
+@pytest.mark.parametrize("engine", Engine)
+def test_a_worker_finds_wrong_bytes(tmp_path: Path, engine: Engine) -> None:
+    file = next(file for file in files(1 << 26) if file.engine is engine)
+
+    def prepare(ledger: Ledger, path: Path) -> None:
+        content = bytearray(file.subject.content(file.subject.first_version))
+        content[file.subject.size // 2] ^= 1
+        path.write_bytes(content)
+        ledger.begin(file.number, file.subject.first_version)
+
+    what, finding = first_said(tmp_path, file, prepare)
+    assert (what, finding["kind"], finding["name"]) == ("finding", "wrong bytes", file.subject.name)
+
+
+def test_a_worker_finds_what_is_stale(tmp_path: Path) -> None:
+    file = next(file for file in files(1 << 26) if file.engine is Engine.REPLACED)
+
+    def prepare(ledger: Ledger, path: Path) -> None:
+        path.write_bytes(file.subject.content(6))
+        ledger.begin(file.number, 7)
+        ledger.acknowledge(file.number, 7, member=0)
+
+    what, finding = first_said(tmp_path, file, prepare)
+    assert (what, finding["kind"]) == ("finding", "stale")
+    assert finding["text"] == "stale: version 6 after 7 was stored"
+
+
+def test_a_worker_tells_of_what_is_gone_at_once(tmp_path: Path) -> None:
+    file = files(1 << 26)[0]
+    what, told = first_said(tmp_path, file, lambda ledger, _: ledger.acknowledge(file.number, 1, member=0))
+    assert (what, told["name"], told["by"], told["on"]) == ("gone", file.subject.name, 0, 0)
+
+
+def test_a_worker_does_not_store_below_a_mount_that_is_gone(tmp_path: Path) -> None:
+    file = files(1 << 26)[0]
+    what, finding = first_said(tmp_path, file, lambda *_: None)
+    assert (what, finding["kind"]) == ("finding", "error")
+    assert "the mount is gone" in str(finding["text"])
+    assert not (tmp_path / "root" / file.path).exists()
 
 
 # ---- evicted or lost ------------------------------------------------------------------------------------------

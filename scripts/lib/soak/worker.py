@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,8 @@ class Site:
     files: dict[Engine, list[File]]
     locks: dict[int, threading.Lock]
     """Of versioned files that this member writes."""
-    say: Say
+    say: Callable[..., None]
+    """As `Say`."""
 
 
 class Thread:
