@@ -118,7 +118,7 @@ class Ahead:
             slots = self._media.class_geometry(device, slot_class).slots
             if self._space.free_on(device, slot_class) < min(self._needed_on(device, slot_class), slots // 2):
                 began = trio.current_time()
-                await self._room.format_ahead(slot_class, device)
+                await self._room.regions.format_ahead(slot_class, device)
                 self._format_seconds = trio.current_time() - began
 
     async def _spare_for_small_files(self) -> None:
@@ -126,7 +126,7 @@ class Ahead:
         if self._space.spares_one and not self._space.slots(SlotClass.INLINE):
             with self._failures_put_off(SlotClass.INLINE):
                 for device in self._space.unused_devices()[:1]:
-                    await self._room.format_ahead(SlotClass.INLINE, device)
+                    await self._room.regions.format_ahead(SlotClass.INLINE, device)
 
     def _needed_on(self, device: DeviceNo, slot_class: SlotClass) -> int:
         """How many slots of a device will be taken while a region is formatted there."""

@@ -17,8 +17,8 @@ import trio
 from blockdev.catalog import Catalog, Change
 from blockdev.errors import BlockError, ChecksumError, PoolClosed
 from blockdev.membership import FOLLOW_PERIOD, Membership
-from blockdev.pool import Foreign, Pool
-from blockdev.types import NO_ID, ObjectId, SlotRef
+from blockdev.pool import Pool
+from blockdev.types import NO_ID, Foreign, ObjectId, SlotRef
 
 log = logging.getLogger(__name__)
 

@@ -8,6 +8,8 @@ from typing import Generic, TypeVar
 
 import trio
 
+from blockdev.types import DirectoryId, ObjectId
+
 K = TypeVar("K", bound=Hashable)
 
 
@@ -77,3 +79,16 @@ class KeyedLocks(Generic[K]):
             del self._locks[key]
         else:
             self._locks[key] = (lock, wanted - 1)
+
+
+class Locks:
+    """The locks of a pool: names before objects, each kind in one order; eviction only tries."""
+
+    def __init__(self) -> None:
+        self.names: KeyedLocks[tuple[DirectoryId, bytes]] = KeyedLocks()
+        self.objects: KeyedLocks[ObjectId] = KeyedLocks()
+
+    @property
+    def are_free(self) -> bool:
+        """Whether nobody holds one or waits for one."""
+        return not (len(self.names) or len(self.objects))

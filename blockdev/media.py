@@ -16,7 +16,7 @@ import trio
 from blockdev import layout
 from blockdev.device import Device
 from blockdev.errors import DeviceError, DeviceLost, DeviceTimeout, Unavailable
-from blockdev.memory import page_buffer
+from blockdev.memory import PageBuffers
 from blockdev.pace import Pace
 from blockdev.tasks import for_each
 from blockdev.types import (
@@ -38,32 +38,6 @@ from blockdev.types import (
 log = logging.getLogger(__name__)
 
 PAIR = layout.PAIR
-
-
-def padded(length: int) -> int:
-    """`length` rounded up to whole pages."""
-    return -(-length // PAGE) * PAGE
-
-
-class PageBuffers:
-    """Page-aligned scratch memory, kept for reuse.
-
-    A buffer that an operation gave up on is not kept: the thread that may still write to it holds the last reference.
-    """
-
-    _KEEP = 64
-
-    def __init__(self) -> None:
-        self._free: dict[int, list[memoryview]] = {}
-
-    @contextmanager
-    def take(self, size: int) -> Iterator[memoryview]:
-        """Lend `size` bytes, a multiple of the page; their content is undefined."""
-        kept = self._free.setdefault(size, [])
-        view = kept.pop() if kept else page_buffer(size)
-        yield view
-        if len(kept) < self._KEEP:  # not in a finally: see above
-            kept.append(view)
 
 
 @dataclass(slots=True)
@@ -93,7 +67,7 @@ class Media:
     def __init__(self, pool: UUID, attached: Iterable[Attached]) -> None:
         self.pool = pool
         self.devices: dict[DeviceNo, Attached] = {a.superblock.device_no: a for a in attached}
-        self.on_lost: list[Callable[[DeviceNo], None]] = []
+        self.on_lost: list[Callable[[DeviceNo], object]] = []
         """Called, between awaits, with a device that is not used any more."""
         self.pace = Pace()
         """Tells work in the background when it may use the devices."""

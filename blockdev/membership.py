@@ -126,11 +126,12 @@ class Membership:
         regions = [RegionId(header.device_no, header.region) for header in headers]
         return [region for region in regions if await self._lease_soon(region)]
 
-    def leave(self, seat: int, regions: Iterable[RegionId]) -> None:
-        """Give up a seat that was taken, and its regions."""
+    def leave(self, seats: Iterable[int], regions: Iterable[RegionId]) -> None:
+        """Give up seats that were taken, and their regions."""
         for region in regions:
             self.leases.release_region(region)
-        self.leases.leave_seat(seat)
+        for seat in seats:
+            self.leases.leave_seat(seat)
 
     async def _lease_soon(self, region: RegionId) -> bool:
         """Lease a region that can only be locked for a moment, by who looks whether it is free."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from blockdev.types import PAGE
@@ -15,6 +17,32 @@ def page_buffer(length: int) -> memoryview:
     Costs a system call and the page faults: for buffers that live on or are rarely needed, not one per I/O.
     """
     return memoryview(mmap.mmap(-1, max(length, 1)))[:length]
+
+
+def padded(length: int) -> int:
+    """`length` rounded up to whole pages."""
+    return -(-length // PAGE) * PAGE
+
+
+class PageBuffers:
+    """Page-aligned scratch memory, kept for reuse.
+
+    A buffer that an operation gave up on is not kept: the thread that may still write to it holds the last reference.
+    """
+
+    _KEEP = 64
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[memoryview]] = {}
+
+    @contextmanager
+    def take(self, size: int) -> Iterator[memoryview]:
+        """Lend `size` bytes, a multiple of the page; their content is undefined."""
+        kept = self._free.setdefault(size, [])
+        view = kept.pop() if kept else page_buffer(size)
+        yield view
+        if len(kept) < self._KEEP:  # not in a finally: see above
+            kept.append(view)
 
 
 class _Buffer(ctypes.Structure):

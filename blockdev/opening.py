@@ -1,9 +1,8 @@
-"""Creating pools, and opening them: from devices to a Pool.
+"""Opening pools: from devices to a Pool.
 
 A pool is opened from any set of its devices, in any order and under any names: superblocks say which is which. Devices
 that are missing leave the pool degraded, their objects are misses.
 
-Order when a pool is made: region headers, flush, superblocks, flush. Without a superblock it is not a pool.
 Order when it is opened for writing: superblocks with the next sequence (from here on a catalogue kept elsewhere is known
 to be stale), recovery, the catalogue's session.
 """
@@ -14,83 +13,43 @@ import logging
 import secrets
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from uuid import UUID
 
 import trio
 
-from blockdev import layout
+from blockdev.adoption import Adoption
 from blockdev.ahead import Ahead
 from blockdev.catalog import Catalog, Trust
+from blockdev.catalog_upkeep import begin_sessions, give_up, keep_committing, settle
 from blockdev.catalogs import Catalogs, catalog_folder
 from blockdev.debts import Debts
 from blockdev.device import Device
-from blockdev.errors import (
-    BadSuperblock,
-    BlockError,
-    DeviceError,
-    DeviceMismatch,
-    FormatError,
-    NoSpace,
-    Unavailable,
-    WrongDomain,
-)
 from blockdev.eviction import Lru, Policy, TemporaryFirst
 from blockdev.follow import Follower
+from blockdev.ground import Ground, fill_space
 from blockdev.lease import SEATS, Leases, seat_identity
-from blockdev.media import Attached, Media
+from blockdev.media import Media
 from blockdev.membership import GRACE, Membership, others_there, seats_there
-from blockdev.memory import page_buffer
-from blockdev.pool import Parts, Pool
+from blockdev.parts import Parts
+from blockdev.pool import Pool
 from blockdev.reading import Reader
-from blockdev.recovery import Contradiction, Ground, Recovered, Recovery, fill_space, region_of
-from blockdev.room import Room, RoomOptions
+from blockdev.recovered import Contradiction, Recovered
+from blockdev.recovery import Recovery
+from blockdev.room import Room
+from blockdev.seat_catalogs import SeatCatalogs
+from blockdev.slots import SlotOptions, Slots
 from blockdev.sources import Sources
 from blockdev.space import Space
+from blockdev.superblocks import attach, check_domain, device_table, next_sequences
 from blockdev.tasks import background
-from blockdev.types import (
-    EXTENT_CLASSES,
-    MIB,
-    PAGE,
-    DeviceEntry,
-    DeviceNo,
-    DirtyChunk,
-    Epoch,
-    RegionHeader,
-    RegionId,
-    RegionNo,
-    RegionState,
-    SlotClass,
-    Superblock,
-)
+from blockdev.types import DeviceNo, DirtyChunk, RegionId, RegionState, Superblock
 from blockdev.versions import Versions
 
 log = logging.getLogger(__name__)
-
-_COMMIT_BUSY = 0.005
-_COMMIT_IDLE = 0.05
-"""Seconds between looks whether the catalogue has changes to commit."""
-_CHECK_READERS = 10.0
-"""Seconds."""
-_REGIONS_MIN = 4
-"""One for directories and small files, and some for extents."""
-
-
-@dataclass(frozen=True, slots=True)
-class CreateOptions:
-    """How a pool is to be.
-
-    :ivar domain: who coordinates it, `local:<uuid>` or `etcd:<cluster id>`
-    :ivar region_size: bytes; None chooses by the devices' sizes
-    """
-
-    name: str
-    domain: str
-    extent_class: SlotClass = SlotClass.MIB4
-    region_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,228 +80,6 @@ class OpenOptions:
     is_temporary: Callable[[bytes], bool] = lambda _: False
 
 
-# ── superblocks ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def read_superblock(device: Device) -> Superblock:
-    """The device's current superblock.
-
-    :raises BadSuperblock: not a kvfs device, or both pages are damaged
-    :raises UnknownVersion: written by a newer kvfs
-    :raises DeviceError:
-    """
-    if device.size < layout.superblock_offset(1) + PAGE:
-        raise BadSuperblock(f"{device.name} is too small to be a kvfs device")
-    pages = [page_buffer(PAGE), page_buffer(PAGE)]
-    for sequence, page in enumerate(pages):
-        await device.read_into(layout.superblock_offset(sequence), page)
-    try:
-        return layout.pick_superblock(pages)
-    except FormatError as error:
-        raise type(error)(f"{device.name}: {error}") from error
-
-
-async def _write_superblock(device: Device, superblock: Superblock) -> None:
-    page = page_buffer(PAGE)
-    page[:] = layout.encode_superblock(superblock)
-    await device.write_from(layout.superblock_offset(superblock.sequence), page)
-
-
-def _geometry(superblock: Superblock) -> layout.DeviceGeometry:
-    size = superblock.devices[superblock.device_no].size
-    return layout.DeviceGeometry(size, superblock.data_offset, superblock.region_size)
-
-
-# ── creating ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def create_pool(devices: Sequence[Device], options: CreateOptions) -> Superblock:
-    """Make a pool of these devices, whatever they hold. Returns the first one's superblock.
-
-    :raises NoSpace: a device is too small
-    :raises ValueError: no devices, too many, no such extent size, or regions that hold no extent
-    :raises DeviceError:
-    """
-    if not 1 <= len(devices) <= layout.DEVICES_MAX:
-        raise ValueError(f"a pool has 1 to {layout.DEVICES_MAX} devices")
-    if options.extent_class not in EXTENT_CLASSES:
-        raise ValueError(f"no extent size: {options.extent_class.name}")
-    sizes = [device.size for device in devices]
-    region_size = options.region_size or layout.default_region_size(sizes, options.extent_class)
-    if region_size % PAGE or not layout.RegionGeometry(region_size, options.extent_class).slots:
-        raise ValueError(f"a region of {region_size} bytes does not hold one extent, or is not whole pages")
-    table = tuple(DeviceEntry(_new_uuid(), size) for size in sizes)
-    first = Superblock(
-        pool=_new_uuid(),
-        device=table[0].uuid,
-        device_no=DeviceNo(0),
-        domain=options.domain,
-        name=options.name,
-        region_size=region_size,
-        data_offset=layout.DEFAULT_DATA_OFFSET,
-        extent_class=options.extent_class,
-        devices=table,
-        sequence=1,
-    )
-    for device in devices:
-        check_size(device, region_size)
-    superblocks = [replace(first, device=e.uuid, device_no=DeviceNo(n)) for n, e in enumerate(table)]
-    for device, superblock in zip(devices, superblocks, strict=True):
-        await _prepare(device, superblock)
-    for device, superblock in zip(devices, superblocks, strict=True):
-        await _introduce(device, superblock)
-    return first
-
-
-def check_size(device: Device, region_size: int) -> None:
-    """:raises NoSpace: the device holds too few regions"""
-    least = layout.DEFAULT_DATA_OFFSET + _REGIONS_MIN * region_size
-    if device.size < least:
-        raise NoSpace(
-            f"{device.name} has {device.size // MIB} MiB; at least {-(-least // MIB)} MiB are needed"
-        )
-
-
-async def _prepare(device: Device, superblock: Superblock) -> None:
-    """Erase old superblocks and write both pages of every region header."""
-    zero = page_buffer(PAGE)
-    for sequence in (0, 1):
-        await device.write_from(layout.superblock_offset(sequence), zero)
-    geometry = _geometry(superblock)
-    pair = page_buffer(layout.PAIR)
-    for number in range(geometry.regions):
-        for sequence in (2, 3):
-            header = RegionHeader(
-                pool=superblock.pool,
-                device_no=superblock.device_no,
-                region=RegionNo(number),
-                state=RegionState.UNUSED,
-                writer=UUID(int=0),
-                epoch=Epoch(0),
-                slot_class=SlotClass.INLINE,
-                unproven=False,
-                sequence=sequence,
-            )
-            start = sequence % 2 * PAGE
-            pair[start : start + PAGE] = layout.encode_region_header(header)
-        await device.write_from(geometry.region_offset(RegionNo(number)), pair)
-    await device.flush()
-
-
-async def _introduce(device: Device, superblock: Superblock) -> None:
-    """Write both pages of a device's superblock."""
-    for sequence in (superblock.sequence, superblock.sequence + 1):
-        await _write_superblock(device, replace(superblock, sequence=sequence))
-    await device.flush()
-
-
-async def add_device(present: Sequence[Device], new: Device, *, degraded: bool = False) -> Superblock:
-    """Add `new` to the pool of which `present` are all devices; nobody may have it open. Returns its superblock.
-
-    The new device knows of itself before the others know of it: after a crash in between, the longer table counts.
-
-    :param degraded: others may be missing. One that comes back learns of the new one from the others, unless it was
-        given a device of its own meanwhile: then they do not agree any more
-    :raises DeviceMismatch: devices of the pool are missing
-    :raises NoSpace: it is too small
-    :raises ValueError: the pool has as many devices as it can have
-    :raises FormatError, DeviceError:
-    """
-    attached = await _attach(present)
-    table = _table(attached)
-    if len(attached) != len(table) and not degraded:
-        raise DeviceMismatch(
-            "a device can be added only while all others are there, unless one is lost for good and that is forced"
-        )
-    if len(table) >= layout.DEVICES_MAX:
-        raise ValueError(f"a pool has at most {layout.DEVICES_MAX} devices")
-    first = attached[0].superblock
-    check_size(new, first.region_size)
-    entry = DeviceEntry(_new_uuid(), new.size)
-    grown = (*table, entry)
-    superblock = replace(first, device=entry.uuid, device_no=DeviceNo(len(table)), devices=grown, sequence=1)
-    await _prepare(new, superblock)
-    await _introduce(new, superblock)
-    for one in attached:
-        known = replace(one.superblock, devices=grown, sequence=one.superblock.sequence + 1)
-        await _write_superblock(one.device, known)
-        await one.device.flush()
-    return superblock
-
-
-async def set_domain(devices: Sequence[Device], domain: str) -> None:
-    """Take a pool over into another coordination domain; nobody may have it open. :raises FormatError, DeviceError:"""
-    for one in await _attach(devices):
-        taken = replace(one.superblock, domain=domain, sequence=one.superblock.sequence + 1)
-        await _write_superblock(one.device, taken)
-        await one.device.flush()
-
-
-async def erase(device: Device) -> None:
-    """Make a device no device of a pool any more. :raises DeviceError:"""
-    zero = page_buffer(PAGE)
-    for sequence in (0, 1):
-        await device.write_from(layout.superblock_offset(sequence), zero)
-    await device.flush()
-
-
-def _new_uuid() -> UUID:
-    return UUID(bytes=secrets.token_bytes(16), version=4)
-
-
-# ── opening ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def _attach(devices: Sequence[Device]) -> list[Attached]:
-    """
-    :raises DeviceMismatch: of different pools, given twice, smaller than recorded, or not of the pool any more
-    :raises FormatError, DeviceError:
-    """
-    if not devices:
-        raise DeviceMismatch("no device of the pool is there")
-    attached: list[Attached] = []
-    for device in devices:
-        superblock = await read_superblock(device)
-        size = superblock.devices[superblock.device_no].size
-        if device.size < size:
-            raise DeviceMismatch(f"{device.name} has shrunk: {device.size} bytes, the pool uses {size}")
-        for other in attached:
-            if other.superblock.pool != superblock.pool:
-                raise DeviceMismatch(f"{device.name} belongs to another pool than {other.device.name}")
-            if other.superblock.device == superblock.device:
-                raise DeviceMismatch(f"{device.name} and {other.device.name} are the same device of the pool")
-        attached.append(Attached(device, superblock, _geometry(superblock)))
-    _check_agreement(attached)
-    return attached
-
-
-def _table(attached: Sequence[Attached]) -> tuple[DeviceEntry, ...]:
-    """The pool's devices: where adding one was cut off, some know of it and others do not yet."""
-    return max((a.superblock.devices for a in attached), key=len)
-
-
-def _check_agreement(attached: Sequence[Attached]) -> None:
-    """See that the devices tell of one and the same pool.
-
-    :raises DeviceMismatch: one was being added when that was cut off, and its number went to another since; or media
-        of different pools were mixed
-    """
-    table = _table(attached)
-    first = attached[0].superblock
-    for one in attached:
-        its = one.superblock
-        shape = (its.region_size, its.data_offset, its.extent_class)
-        if its.devices != table[: len(its.devices)] or shape != (
-            first.region_size,
-            first.data_offset,
-            first.extent_class,
-        ):
-            raise DeviceMismatch(
-                f"{one.device.name} does not agree with the other devices about what the pool consists of: "
-                "it is not used by the pool any more"
-            )
-
-
 @dataclass(frozen=True, slots=True)
 class Opened:
     """A pool that is open, and what opening it found."""
@@ -364,9 +101,9 @@ async def open_pool(devices: Sequence[Device], folder: Path, options: OpenOption
     async with AsyncExitStack() as stack:
         for device in devices:
             stack.push_async_callback(device.aclose)
-        attached = await _attach(devices)
-        superblock = replace(attached[0].superblock, devices=_table(attached))
-        _check_domain(attached, options.domain)
+        attached = await attach(devices)
+        superblock = replace(attached[0].superblock, devices=device_table(attached))
+        check_domain(attached, options.domain)
         media = Media(superblock.pool, attached)
         opener = _Opener(folder, media, superblock, options, stack)
         await opener.open()
@@ -377,30 +114,19 @@ async def open_pool(devices: Sequence[Device], folder: Path, options: OpenOption
         try:
             async with background() as nursery:
                 if not options.readonly:
-                    nursery.start_soon(_keep_committing, opener.catalogs)
+                    nursery.start_soon(keep_committing, opener.catalogs)
                     nursery.start_soon(opener.ahead.run)
                     assert opener.membership is not None
-                    follower = Follower(pool, opener.membership, opener, recovered.doubtful)
+                    follower = Follower(pool, opener.membership, opener.adoption(), recovered.doubtful)
                     nursery.start_soon(follower.run)
                 yield Opened(pool, recovered, missing)
         finally:
             pool.close()
             if not options.readonly:
                 with trio.CancelScope(shield=True):
-                    await _settle(opener, complete=not (recovered.unread_regions or recovered.left_over))
-
-
-def _check_domain(attached: Sequence[Attached], ours: str) -> None:
-    """Devices differ where taking the pool over was cut off: then nobody may have it before it is taken again.
-
-    :raises WrongDomain:
-    """
-    for one in attached:
-        its = one.superblock
-        if its.domain != ours:
-            raise WrongDomain(
-                f"pool {its.name!r} is coordinated by {its.domain}, this host's domain is {ours}"
-            )
+                    complete = not (recovered.unread_regions or recovered.left_over)
+                    clean = complete and not opener.room.counters.failed
+                    await settle(media, opener.catalogs, opener.policy.order(), clean=clean)
 
 
 @dataclass(slots=True)
@@ -442,8 +168,10 @@ class _Opener:
             self.regions = await self.membership.take_regions(self.media)
             before = {a.superblock.device: a.superblock.sequence for a in self.media.devices.values()}
             if self.membership.alone:
-                await _next_sequences(self.media, self.superblock.devices)
-        own = {seat: self._open_catalog(seat, before) for seat in leases.seats}
+                await next_sequences(self.media, self.superblock.devices)
+        own: dict[int, Catalog] = {}
+        for seat in leases.seats:
+            own[seat], self.trusts[seat] = self._open_catalog(seat, before)
         self._assign(own)
         self._distrust(self.membership.claimed)
         self.catalogs.see_others(seats_there(self.folder))
@@ -463,13 +191,12 @@ class _Opener:
         for number in self.media.devices:
             await self.media.load_headers(number, repair=not self.options.readonly)
 
-    def _open_catalog(self, seat: int, sequences: dict[UUID, int]) -> Catalog:
+    def _open_catalog(self, seat: int, sequences: dict[UUID, int]) -> tuple[Catalog, Trust]:
         catalog = Catalog.open(
             catalog_folder(self.folder, seat), self.superblock.pool, readonly=self.options.readonly
         )
         self.stack.callback(catalog.close, clean=False)
-        self.trusts[seat] = catalog.trust(self.options.boot_id, sequences)
-        return catalog
+        return catalog, catalog.trust(self.options.boot_id, sequences)
 
     def _assign(self, own: dict[int, Catalog]) -> None:
         self.catalogs = Catalogs(self.folder, self.superblock.pool, own)
@@ -486,13 +213,9 @@ class _Opener:
         identities = {seat_identity(pool, domain, seat): seat for seat in range(SEATS)}
         own: dict[int, Catalog] = {}
         for seat in seats_there(self.folder):
-            catalog = self._open_catalog(seat, sequences)
-            if seat in live and self.trusts[seat] is Trust.CRASHED:
-                self.trusts[seat] = Trust.CURRENT
-            if self.trusts[seat] is Trust.CURRENT:
-                own[seat] = catalog
-            else:
-                del self.trusts[seat]
+            catalog, trust = self._open_catalog(seat, sequences)
+            if trust is Trust.CURRENT or (trust is Trust.CRASHED and seat in live):
+                own[seat], self.trusts[seat] = catalog, Trust.CURRENT
         unseen: list[RegionId] = []
         for attached in self.media.devices.values():
             for header in attached.headers.values():
@@ -517,24 +240,21 @@ class _Opener:
     async def run(self) -> tuple[Pool, Recovered]:
         """Recover what our seats have. :raises BlockError, OSError:"""
         while True:
-            seat = -1
             space = Space()
             self._prepare(space)
             reader = Reader(self.media, self.superblock.extent_class.payload_size)
-            total: Recovered | None = None
+            slots = None if self.options.readonly else self.room
+            ground = Ground(self.media, self.catalogs, space, reader, slots)
+            regions = {region: seat for seat, regions in self.regions.items() for region in regions}
+            recovery = Recovery(ground, SeatCatalogs(self.catalogs.own, regions))
             try:
-                for seat, catalog in self.catalogs.own.items():
-                    recovered = await self._recover(seat, catalog, space, reader)
-                    if total is None:
-                        total = recovered
-                    else:
-                        total.add(recovered)
+                recovered = await recovery.run(self.trusts, self.policy)
             except (Contradiction, OSError) as error:
-                self._give_up(seat, self.catalogs.own[seat], error)
+                give_up(self.catalogs.own.values(), error, readonly=self.options.readonly)
+                self.trusts = dict.fromkeys(self.trusts, Trust.STALE)
                 continue
-            assert total is not None
-            total.damaged_regions = self.damaged
-            return self._wire(space, reader, total), total
+            recovered.damaged_regions = self.damaged
+            return self._wire(space, reader, recovered), recovered
 
     def _prepare(self, space: Space) -> None:
         membership = self.membership
@@ -547,85 +267,28 @@ class _Opener:
             len(self.superblock.devices),
             lambda header: RegionId(header.device_no, header.region) in ours,
         )
-        self.room = Room(self.media, space, self.catalogs, self.policy, self._room_options(), membership)
+        self.room = Room(self.media, space, self.catalogs, self.policy, self._slot_options(), membership)
         self.ahead = Ahead(self.room, space, self.media)
 
-    def _room_options(self) -> RoomOptions:
+    def _slot_options(self) -> SlotOptions:
         identity = UUID(int=0) if self.membership is None else self.membership.identity
-        return RoomOptions(identity, self.superblock.extent_class, self.options.flush, self._grace)
+        return SlotOptions(identity, self.superblock.extent_class, self.options.flush, self._grace)
 
     def _grace(self) -> float:
         """Others may still read what was freed: those who came before they could know that it was."""
         least = self.options.grace()
         return least if self.membership is None or self.membership.alone else max(least, GRACE)
 
-    async def adopt(self, pool: Pool) -> list[int]:
-        """Take over the seats of members that ended; returns them.
-
-        Until it is done their objects are as another member's: what they have is recovered aside.
-        """
-        membership = self.membership
-        assert membership is not None
-        before = set(membership.leases.seats)
-        membership.take_free_seats(self.media)
-        adopted = [seat for seat in membership.leases.seats if seat not in before]
-        for seat in adopted:
-            log.info("taking over what member %d of pool %s had", seat, self.superblock.name)
-            await self._adopt_one(pool, seat)
-        return adopted
-
-    async def _adopt_one(self, pool: Pool, seat: int) -> None:
-        membership = self.membership
-        assert membership is not None
-        await self.media.reload_headers()
-        regions = await membership.take_regions_of(seat, self.media)
-        self.catalogs.close_other(seat)
-        sequences = {a.superblock.device: a.superblock.sequence for a in self.media.devices.values()}
-        catalog = self._open_catalog(seat, sequences)
-        self.catalogs.add_other(seat, catalog)
-        try:
-            space, room, found = await self._recover_aside(pool, seat, catalog, regions)
-            begin_sessions(self.media, [catalog], self.options.boot_id)
-        except BaseException:  # the next turn tries again
-            self.catalogs.close_other(seat)
-            membership.leave(seat, regions)
-            raise
-        catalog.followed = lambda: not membership.alone
-        self.catalogs.add_own(seat, catalog)
-        for region in regions:
-            self.catalogs.assign(region, seat)
-        pool.absorb(space, room, found)
-
-    async def _recover_aside(
-        self, pool: Pool, seat: int, catalog: Catalog, regions: list[RegionId]
-    ) -> tuple[Space, Room, Recovered]:
-        while True:
-            space = Space()
-            for region in regions:
-                space.add_region(region_of(self.media, region))
-            room = Room(self.media, space, catalog, self.policy, self._room_options())
-            ground = Ground(self.media, self.catalogs, space, pool.reader, room)
-            try:
-                found = await Recovery(ground, catalog, regions).run(self.trusts[seat], self.policy)
-            except (Contradiction, OSError) as error:
-                self._give_up(seat, catalog, error)
-                continue
-            return space, room, found
-
-    async def _recover(self, seat: int, catalog: Catalog, space: Space, reader: Reader) -> Recovered:
-        room = None if self.options.readonly else self.room
-        ground = Ground(self.media, self.catalogs, space, reader, room)
-        return await Recovery(ground, catalog, self.regions.get(seat, ())).run(self.trusts[seat], self.policy)
-
-    def _give_up(self, seat: int, catalog: Catalog, error: Contradiction | OSError) -> None:
-        if isinstance(error, OSError) and not catalog.failed:
-            raise error
-        what = "is damaged" if isinstance(error, OSError) else "contradicts the media"
-        if self.options.readonly:
-            raise BlockError(f"the catalogue {what}: {error}; mount the pool once") from error
-        log.warning("the catalogue %s (%s): it is built again from the media", what, error)
-        catalog.clear()  # and with it what it remembers as dirty, before `Room` looks at that
-        self.trusts[seat] = Trust.STALE
+    def adoption(self) -> Adoption:
+        """What takes over the seats of members that end."""
+        assert self.membership is not None
+        return Adoption(
+            self.membership,
+            self.policy,
+            boot_id=self.options.boot_id,
+            open_catalog=self._open_catalog,
+            slots_for=lambda space, catalogs: Slots(self.media, space, catalogs, self._slot_options()),
+        )
 
     def _wire(self, space: Space, reader: Reader, recovered: Recovered) -> Pool:
         options = self.options
@@ -651,58 +314,3 @@ class _Opener:
             recovered.aliases,
         )
         return Pool(parts)
-
-
-def begin_sessions(media: Media, catalogs: Iterable[Catalog], boot_id: str) -> None:
-    """From here on these catalogues follow the devices that are there now. :raises OSError:"""
-    present = {a.superblock.device: a.superblock.sequence for a in media.devices.values() if not a.lost}
-    for catalog in catalogs:
-        catalog.begin_session(boot_id, present)
-
-
-async def _next_sequences(media: Media, table: tuple[DeviceEntry, ...]) -> None:
-    for attached in media.devices.values():
-        known = attached.superblock
-        await media.write_superblock(replace(known, devices=table, sequence=known.sequence + 1))
-    await media.flush(media.devices)
-
-
-async def _keep_committing(catalog: Catalogs) -> None:
-    """A catalogue that cannot be written, on a disk that is full, ends nothing: what it has committed can still be
-    read, what is stored meanwhile may be missing until the pool is opened again and the media are read.
-    """
-    checked = trio.current_time()
-    failing = False
-    while True:
-        await trio.sleep(_COMMIT_BUSY if catalog.has_changes else _COMMIT_IDLE)
-        try:
-            if catalog.commit_due(trio.current_time()):
-                failing = False
-        except OSError as error:
-            if not failing:
-                log.error(
-                    "the catalogue cannot be written (%s): free space there, then mount the pool again", error
-                )
-            failing = True
-        if trio.current_time() - checked > _CHECK_READERS:
-            catalog.reader_check()  # a reader that was killed would keep old pages from being reused
-            checked = trio.current_time()
-
-
-async def _settle(opener: _Opener, *, complete: bool) -> None:
-    """Leave media and catalogue so that the next opening believes them.
-
-    :param complete: the catalogue says all that the media say, as far as they were there
-    :raises OSError:
-    """
-    media = opener.media
-    for number in list(media.devices):
-        if media.available(number):
-            with suppress(
-                DeviceError, Unavailable
-            ):  # it is lost then, and the catalogue does not speak for it
-                await media.flush([number])
-    order = list(opener.policy.order())
-    for catalog in opener.catalogs.own.values():
-        catalog.save_order(order)
-    opener.catalogs.close(clean=complete and not opener.room.counters.failed)

@@ -15,103 +15,38 @@ Locks: names before objects, each kind in one order; eviction only tries.
 
 from __future__ import annotations
 
-import logging
-import math
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import NamedTuple, TypedDict, Unpack
+from typing import Unpack
 
 import trio
 
 from blockdev import layout
-from blockdev.catalogs import Catalogs
-from blockdev.errors import (
-    ChecksumError,
-    DeviceError,
-    Exists,
-    FormatError,
-    IsDirectory,
-    Missing,
-    NoSpace,
-    NotDirectory,
-    PoolClosed,
-    Raced,
-    ReadOnly,
-    Unavailable,
-)
-from blockdev.eviction import Policy
+from blockdev.departures import Departures
+from blockdev.errors import ChecksumError, PoolClosed, Raced, ReadOnly
 from blockdev.forks import ends_in_children
-from blockdev.locks import KeyedLocks
-from blockdev.media import Media
-from blockdev.membership import Membership
+from blockdev.locks import Locks
+from blockdev.namespace import Attributes, Namespace
 from blockdev.others import Others, Tools
-from blockdev.pool_figures import LimboTotals, PoolCounters, PoolStatistics, RoomTotals
-from blockdev.publication import NewObject, directory_mode, moved, symlink_mode
-from blockdev.publisher import OWED_ROOM, Arrived, Consumed, Publisher
-from blockdev.reading import Reader
-from blockdev.recovery import Recovered
-from blockdev.room import Room
-from blockdev.sources import Sources
+from blockdev.parts import Parts
+from blockdev.pool_figures import Figures, PoolCounters, PoolStatistics, RoomTotals
+from blockdev.publication import NewObject, directory_mode, symlink_mode
+from blockdev.publisher import OWED_ROOM, Arrived, Publisher
+from blockdev.recovered import Recovered
+from blockdev.slots import Slots
 from blockdev.space import Space
-from blockdev.stamps import NameKey
 from blockdev.tree import Tree
 from blockdev.types import (
-    NO_ID,
-    ROOT,
     Descriptor,
-    DeviceNo,
     DirectoryId,
     ExtentRef,
+    Foreign,
     Kind,
     ObjectId,
     SlotRef,
-    Stamp,
-    Superblock,
 )
-from blockdev.versions import Versions
-
-log = logging.getLogger(__name__)
 
 _SWEEP = 64
 """Slots of others that are looked at in one sweep."""
-_ALL_DIRECTORIES: NameKey = (DirectoryId(NO_ID), b"")
-"""A lock for what concerns the tree of directories as a whole; no name has this key."""
-
-
-class Attributes(TypedDict, total=False):
-    """What `Pool.update` may change."""
-
-    mode: int
-    uid: int
-    gid: int
-    mtime_ns: int
-    xattrs: tuple[tuple[bytes, bytes], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Foreign:
-    """What another member changed: what a name stands for, or an object, in existence, name, attributes or content."""
-
-    object_id: ObjectId
-    directory: DirectoryId
-    name: bytes
-
-
-class Parts(NamedTuple):
-    """What a pool is made of; `opening` assembles them."""
-
-    superblock: Superblock
-    media: Media
-    catalog: Catalogs
-    space: Space
-    policy: Policy
-    room: Room
-    reader: Reader
-    versions: Versions
-    sources: Sources
-    membership: Membership | None
-    aliases: list[Descriptor]
 
 
 class Pool:
@@ -130,7 +65,6 @@ class Pool:
         self.uuid = parts.superblock.pool
         self.extent_size = parts.superblock.extent_class.payload_size
         self.readonly = parts.membership is None
-        self.on_gone: list[Callable[[Descriptor], None]] = []
         self.on_changed: list[Callable[[Foreign | None], None]] = []
         self.media = parts.media
         self.catalog = parts.catalog
@@ -146,20 +80,22 @@ class Pool:
         self._membership = parts.membership
         tools = Tools(parts.media, parts.catalog, parts.room, self._publisher, parts.versions, parts.sources)
         self._others = Others(tools, parts.aliases)
-        self._names: KeyedLocks[tuple[DirectoryId, bytes]] = KeyedLocks()
-        self._objects: KeyedLocks[ObjectId] = KeyedLocks()
+        self._locks = Locks()
         self._tree = Tree(parts.catalog)
-        self._counters = PoolCounters()
-        self._suspects: dict[ObjectId, Stamp] = {}
-        """Objects of others whose bytes we found wrong: misses, whatever their owner finds."""
+        counters = PoolCounters()
+        self._figures = Figures(parts, counters)
+        self._namespace = Namespace(tools, self._reader, self._others, self._tree, self._locks, counters)
+        board = None if parts.membership is None else parts.membership.board
+        self._departures = Departures(tools, self._others, parts.policy, board, self._locks, counters)
+        self.on_gone = self._departures.on_gone
         self._closed = ""
-        self._room.evict = self._evict
+        self._room.evict = self._departures.evict
         self._room.may_go = lambda object_id: object_id not in self._versions.pins
         self._room.found = self._versions.found
-        self.media.on_lost.append(self._device_lost)
+        self.media.on_lost.append(self._space.drop_device)
         for number in self.media.devices:
             if not self.media.available(number):  # lost while the pool was opened
-                self._device_lost(number)
+                self._space.drop_device(number)
         ends_in_children(self)
 
     def close(self) -> None:
@@ -193,9 +129,7 @@ class Pool:
 
     def show_figures(self) -> None:
         """Let the other members see what we have."""
-        if self._membership is not None:
-            used = self._space.totals().live
-            self._membership.board.say(regions=self.catalog.regions, used=used, held=self._held)
+        self._figures.show()
 
     async def give_region(self) -> bool:
         """Give up a region for another member; whether one could go."""
@@ -206,10 +140,17 @@ class Pool:
         with trio.CancelScope(shield=True):
             await self._others.sweep(_SWEEP)
 
-    def absorb(self, space: Space, room: Room, found: Recovered) -> None:
+    async def fold(self, object_id: ObjectId) -> bool:
+        """Do what other members have said about an object of ours; whether anything was done.
+
+        :raises NoSpace, Unavailable, DeviceError:
+        """
+        return await self._departures.fold(object_id)
+
+    def absorb(self, space: Space, slots: Slots, found: Recovered) -> None:
         """Take over what another seat had."""
         self._space.absorb(space)
-        self._room.absorb(room)
+        self._room.absorb(slots)
         self._versions.absorb(found.stranded)
         self._versions.debts.absorb(found.owed, found.tombstones)
         self._others.absorb(found.aliases)
@@ -228,7 +169,7 @@ class Pool:
         return (record for record in self.catalog.children(directory, after) if self._is_there(record))
 
     def _is_there(self, record: Descriptor) -> bool:
-        return self.reachable(record) and self._suspects.get(record.object_id) != record.stamp
+        return self.reachable(record) and not self._departures.is_suspect(record)
 
     def entries(self, directory: DirectoryId, after: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """As `children`: names and packed records, of which `layout` reads parts without unpacking them."""
@@ -236,17 +177,8 @@ class Pool:
         return (
             (name, packed)
             for name, packed in self.catalog.entries(directory, after)
-            if self._is_reachable(packed)
+            if self._reader.reachable_packed(packed)
         )
-
-    def _is_reachable(self, packed: bytes) -> bool:
-        try:
-            outline = layout.outline_descriptor(packed)
-            if outline.is_plain:
-                return all(map(self.media.reaches, outline.slots))
-            return self.reachable(layout.unpack_descriptor(packed))
-        except FormatError:
-            return False
 
     def current(self, record: Descriptor) -> Descriptor | None:
         """What the object of `record` is now, under whatever name; None if it is gone."""
@@ -281,7 +213,7 @@ class Pool:
         try:
             return await self._reader.read_extent(record, index, into)
         except ChecksumError as error:
-            await self._quarantine(record, error)  # noqa: ASYNC120 - shielded inside
+            await self._departures.quarantine(record, error)  # noqa: ASYNC120 - shielded inside
             raise
 
     async def verify(self, record: Descriptor) -> None:
@@ -290,7 +222,7 @@ class Pool:
         try:
             await self._reader.verify(record)
         except ChecksumError as error:
-            await self._quarantine(record, error)  # noqa: ASYNC120 - shielded inside
+            await self._departures.quarantine(record, error)  # noqa: ASYNC120 - shielded inside
             raise
 
     def touch(self, record: Descriptor) -> None:
@@ -375,52 +307,7 @@ class Pool:
         :raises NoSpace, ReadOnly, IntegrityError, Unavailable, DeviceError:
         """
         self._check_writable()
-        with trio.CancelScope(shield=True):
-            taken = self._publisher.consumed(new)
-            try:
-                layout.check_name(new.name)
-                async with (
-                    self._tree.entering(new.directory),
-                    self._names.hold((new.directory, new.name)),
-                ):
-                    head = await self._publish_locked(new, taken, arrived)
-            except BaseException:
-                # Shielded, and every I/O has a deadline.
-                if arrived is not None:
-                    with suppress(Exception):  # what it says was raised already, or matters no more
-                        await arrived()  # noqa: ASYNC102 - nothing is written into slots that are freed
-                await self._publisher.abandon(taken)  # noqa: ASYNC102
-                raise
-        return head
-
-    async def _publish_locked(
-        self, new: NewObject, taken: Consumed, arrived: Arrived | None = None
-    ) -> Descriptor:
-        old = self._replaceable(new)
-        base = self.current(new.base) if new.base is not None else None
-        async with self._objects.hold(*{record.object_id for record in (old, base) if record is not None}):
-            old = self._replaceable(new)  # may have been evicted while we waited
-            base = self.current(new.base) if new.base is not None else None
-            beaten = self._others.beaten(old)
-            head = await self._publisher.write(new, old, base, taken, arrived)
-            if old is not None and old.object_id != head.object_id:
-                await self._versions.replaced(old, head)
-            for record in beaten:
-                await self._versions.replaced(record, head)
-        if head.kind is Kind.HEAD:
-            self._counters.published += 1
-            self._counters.published_bytes += head.size
-        return head
-
-    def _replaceable(self, new: NewObject) -> Descriptor | None:
-        old = self.catalog.get(new.directory, new.name)
-        if old is None or not self.reachable(old):
-            return old  # what cannot be reached is a miss: it gives way
-        if not new.replace:
-            raise Exists(f"{new.name!r} exists")
-        if old.kind is Kind.DIRECTORY:
-            raise IsDirectory(f"{new.name!r} is a directory")
-        return old
+        return await self._namespace.publish(new, arrived)
 
     async def make_directory(
         self, directory: DirectoryId, name: bytes, mode: int, uid: int, gid: int
@@ -463,70 +350,7 @@ class Pool:
         :raises BadName, ReadOnly, Unavailable, DeviceError:
         """
         self._check_writable()
-        layout.check_name(name)
-        source, target = (record.directory, record.name), (directory, name)
-        if source == target:
-            return self._must_be(record)
-        locks = [source, target]
-        if record.kind is Kind.DIRECTORY:
-            locks.append(_ALL_DIRECTORIES)  # or two of them at once could move into each other
-        with trio.CancelScope(shield=True):
-            async with self._tree.entering(directory), self._names.hold(*locks):
-                old = self._replaceable_by(record, target, replace=replace)
-                ids = {r.object_id for r in (record, old) if r is not None}
-                async with self._objects.hold(*ids):
-                    current = self._must_be(record)
-                    old = self._replaceable_by(record, target, replace=replace)
-                    self._tree.check_outside(current, directory)
-                    with self._tree.leaving(old if old is not None and self.reachable(old) else None):
-                        head = await self._move(current, target, old)
-        return head
-
-    async def _move(self, current: Descriptor, target: NameKey, old: Descriptor | None) -> Descriptor:
-        if not self._others.is_ours(current):
-            return await self._others.alias(replace(current, directory=target[0], name=target[1]), old)
-        await self._others.outdo_rivals(current)
-        owed = await self._versions.debts.inherit(current.object_id, old, target)
-        stamp = self._sources.next_stamp(current, old)
-        head = await self._rewrite(moved(current, *target, stamp, owed))
-        beaten = self._others.beaten(old)
-        self._versions.remember(head)
-        if head.kind is Kind.HEAD:
-            self._versions.renamed(head)
-        if old is not None:
-            await self._versions.replaced(old, head)
-        for record in beaten:
-            await self._versions.replaced(record, head)
-        return head
-
-    async def _rewrite(self, head: Descriptor) -> Descriptor:
-        """Write the next page of a live head's slot, its sequence set here."""
-        head = replace(head, sequence=await self._room.sequence_of(head.address) + 1)
-        await self._publisher.write_head(head)
-        await self._room.barrier([head.ref])
-        return head
-
-    def _must_be(self, record: Descriptor) -> Descriptor:
-        current = self.current(record)
-        if current is None or (current.directory, current.name) != (record.directory, record.name):
-            raise Missing(f"{record.name!r} is gone")
-        return current
-
-    def _replaceable_by(self, record: Descriptor, key: NameKey, *, replace: bool) -> Descriptor | None:
-        old = self.catalog.get(*key)
-        if old is None or old.object_id == record.object_id:
-            return None
-        if not self.reachable(old):
-            return old  # what cannot be reached is a miss: it gives way
-        name = old.name
-        if not replace:
-            raise Exists(f"{name!r} exists")
-        if old.kind is Kind.DIRECTORY:
-            if record.kind is not Kind.DIRECTORY:
-                raise IsDirectory(f"{name!r} is a directory")
-        elif record.kind is Kind.DIRECTORY:
-            raise NotDirectory(f"{name!r} is not a directory")
-        return old
+        return await self._namespace.rename(record, directory, name, replace=replace)
 
     async def update(self, record: Descriptor, **attributes: Unpack[Attributes]) -> Descriptor:
         """Change attributes of an object, directory or symlink.
@@ -536,33 +360,12 @@ class Pool:
         :raises ReadOnly, Unavailable, DeviceError:
         """
         self._check_writable()
-        with trio.CancelScope(shield=True):
-            async with (
-                self._names.hold((record.directory, record.name)),
-                self._objects.hold(record.object_id),
-            ):
-                current = self._must_be(record)
-                if not self._others.is_ours(current):
-                    return await self._others.alias(replace(current, **attributes), None)
-                stamp = self._sources.next_stamp(current)
-                owed = self._versions.debts.of(current.object_id)
-                changed = replace(current, stamp=stamp, ctime_ns=stamp, supersedes=owed, **attributes)
-                layout.pack_descriptor(replace(changed, supersedes=(*owed, *OWED_ROOM)[: len(OWED_ROOM)]))
-                head = await self._rewrite(changed)
-                self._versions.remember(head)
-        return head
+        return await self._namespace.update(record, **attributes)
 
     async def update_root(self, mode: int, uid: int, gid: int) -> Descriptor:
         """Change the attributes of the pool's root directory. :raises: as `publish`"""
         self._check_writable()
-        mode = directory_mode(mode)
-        with trio.CancelScope(shield=True):
-            async with self._names.hold(_ALL_DIRECTORIES):
-                current = self.directory(ROOT)
-                if current is None or not self.reachable(current):
-                    return await self._publisher.write_root(mode, uid, gid, current)
-        assert current is not None
-        return await self.update(current, mode=mode, uid=uid, gid=gid)
+        return await self._namespace.update_root(mode, uid, gid)
 
     async def remove(self, record: Descriptor) -> None:
         """Remove an object, symlink or empty directory. Those who pinned it may go on reading.
@@ -574,99 +377,7 @@ class Pool:
         :raises ReadOnly:
         """
         self._check_writable()
-        with trio.CancelScope(shield=True):
-            async with (
-                self._names.hold((record.directory, record.name)),
-                self._objects.hold(record.object_id),
-            ):
-                current = self._must_be(record)
-                with self._tree.leaving(current):
-                    if self._others.is_ours(current):
-                        await self._others.outdo_rivals(current)
-                        await self._versions.remove(current)
-                    else:
-                        await self._others.remove(current)
-                self._counters.removed += 1
-
-    # ── leaving unasked ──────────────────────────────────────────────────────────────────────────────────
-
-    async def _evict(self, object_id: ObjectId, *, ahead: bool = False) -> bool:
-        with trio.CancelScope(shield=True):
-            if self._versions.is_stranded(object_id):
-                await self._versions.drop_stranded(object_id)
-                return True
-            with self._objects.try_hold(object_id) as held:
-                record = self._others.own(object_id) if held else None
-                if record is None or not await self._may_go(record):
-                    return False
-                self._counters.evicted += 1
-                self._counters.evicted_bytes += record.size
-                self._counters.evicted_unread += object_id in self._versions.unread
-                self._counters.evicted_ahead += ahead
-                self._counters.evicted_temporary += self._is_overdue(object_id)
-                await self._versions.leave(record)
-            self._tell_gone(record)
-        return True
-
-    def _is_overdue(self, object_id: ObjectId) -> bool:
-        return object_id in self._policy and self._policy.last_used(object_id) == -math.inf
-
-    async def _may_go(self, record: Descriptor) -> bool:
-        pins = self._versions.pins
-        if record.object_id in pins or not await self._others.try_to_outdo_rivals(record):
-            return False
-        if not await self._versions.may_leave(record):
-            return False
-        return record.object_id not in pins  # while its debts were looked at
-
-    async def _quarantine(self, record: Descriptor, error: ChecksumError) -> None:
-        with trio.CancelScope(shield=True):
-            async with self._objects.hold(record.object_id):
-                current = self.current(record)
-                if current is None or current.stamp != record.stamp:
-                    return
-                self._counters.quarantined += 1
-                log.warning("object dropped: %s", error)
-                if self._membership is None:
-                    return
-                if self._others.is_ours(current):
-                    await self._versions.leave_damaged(current)
-                else:
-                    self._membership.board.report(current.object_id)
-                    self._suspects[current.object_id] = current.stamp
-        self._tell_gone(record)
-
-    async def fold(self, object_id: ObjectId) -> bool:
-        """Do what other members have said about an object of ours; whether anything was done.
-
-        :raises NoSpace, Unavailable, DeviceError:
-        """
-        verdict = self._others.verdict(object_id)
-        if verdict is None:
-            return False
-        records = [record for record in verdict if record is not None]
-        keys = {(record.directory, record.name) for record in records}
-        with trio.CancelScope(shield=True):
-            async with self._names.hold(*keys), self._objects.hold(*{r.object_id for r in records}):
-                if self._others.verdict(object_id) != verdict:
-                    return False  # not any more: the next look will tell
-                own, alias, old = verdict
-                if alias is not None:
-                    await self._others.take_over(own, alias, old)
-                elif await self._versions.debts.clear(own, patient=True):
-                    await self._versions.leave(own)
-                else:
-                    return False
-        if alias is None:
-            self._tell_gone(own)
-        return True
-
-    def _tell_gone(self, record: Descriptor) -> None:
-        for callback in self.on_gone:
-            callback(record)
-
-    def _device_lost(self, device: DeviceNo) -> None:
-        self._space.drop_device(device)
+        await self._namespace.remove(record)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -681,38 +392,8 @@ class Pool:
 
     def totals(self) -> RoomTotals:
         """Payload bytes; regions not in use yet count as free."""
-        space = self._space.totals()
-        others = self._membership.board.figures().values() if self._membership is not None else ()
-        regions = space.unused_regions + sum(figures.regions for figures in others)
-        return RoomTotals(
-            total=space.total + regions * self.superblock.region_size,
-            used=space.live + sum(figures.used for figures in others),
-            held=self._held + sum(figures.held for figures in others),
-        )
-
-    @property
-    def _held(self) -> int:
-        space = self._space.totals()
-        return min(space.live, self._versions.pins.bytes) + space.reserved
-
-    def _limbo_totals(self) -> LimboTotals:
-        space, counters = self._space.totals(), self._room.limbo.counters
-        slots = sum(totals.limbo for totals in space.classes)
-        return LimboTotals(slots, space.limbo, counters.waits, counters.seconds)
+        return self._figures.totals()
 
     def statistics(self) -> PoolStatistics:
         """A snapshot of counters and sums."""
-        return PoolStatistics(
-            pool=replace(self._counters),
-            reads=replace(self._reader.counters),
-            room=replace(self._room.counters),
-            limbo=self._limbo_totals(),
-            space=self._space.totals(),
-            totals=self.totals(),
-            objects=self.catalog.count,
-            unreachable_devices=tuple(
-                DeviceNo(number)
-                for number in range(len(self.superblock.devices))
-                if not self.media.available(DeviceNo(number))
-            ),
-        )
+        return self._figures.statistics()

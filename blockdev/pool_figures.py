@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from blockdev.parts import Parts
 from blockdev.reading import ReadCounters
-from blockdev.room import RoomCounters
+from blockdev.slots import RoomCounters
 from blockdev.space import SpaceTotals
 from blockdev.types import DeviceNo
 
@@ -66,3 +67,62 @@ class PoolStatistics:
     """Files, directories and symlinks."""
     unreachable_devices: tuple[DeviceNo, ...]
     """Missing or lost."""
+
+
+class Figures:
+    """Sums up a pool, for those who ask and for the other members."""
+
+    def __init__(self, parts: Parts, counters: PoolCounters) -> None:
+        self._superblock = parts.superblock
+        self._media = parts.media
+        self._catalogs = parts.catalog
+        self._space = parts.space
+        self._room = parts.room
+        self._reader = parts.reader
+        self._versions = parts.versions
+        self._board = None if parts.membership is None else parts.membership.board
+        self._counters = counters
+
+    def show(self) -> None:
+        """Let the other members see what we have."""
+        if self._board is not None:
+            used = self._space.totals().live
+            self._board.say(regions=self._catalogs.regions, used=used, held=self._held)
+
+    def totals(self) -> RoomTotals:
+        """Payload bytes; regions not in use yet count as free."""
+        space = self._space.totals()
+        others = self._board.figures().values() if self._board is not None else ()
+        regions = space.unused_regions + sum(figures.regions for figures in others)
+        return RoomTotals(
+            total=space.total + regions * self._superblock.region_size,
+            used=space.live + sum(figures.used for figures in others),
+            held=self._held + sum(figures.held for figures in others),
+        )
+
+    @property
+    def _held(self) -> int:
+        space = self._space.totals()
+        return min(space.live, self._versions.pins.bytes) + space.reserved
+
+    def _limbo_totals(self) -> LimboTotals:
+        space, counters = self._space.totals(), self._room.limbo.counters
+        slots = sum(totals.limbo for totals in space.classes)
+        return LimboTotals(slots, space.limbo, counters.waits, counters.seconds)
+
+    def statistics(self) -> PoolStatistics:
+        """A snapshot of counters and sums."""
+        return PoolStatistics(
+            pool=replace(self._counters),
+            reads=replace(self._reader.counters),
+            room=replace(self._room.counters),
+            limbo=self._limbo_totals(),
+            space=self._space.totals(),
+            totals=self.totals(),
+            objects=self._catalogs.count,
+            unreachable_devices=tuple(
+                DeviceNo(number)
+                for number in range(len(self._superblock.devices))
+                if not self._media.available(DeviceNo(number))
+            ),
+        )

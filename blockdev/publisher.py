@@ -10,7 +10,8 @@ from xxhash import xxh3_64_intdigest
 
 from blockdev import layout
 from blockdev.errors import DeviceError, DeviceTimeout, RecordTooLarge, Unavailable
-from blockdev.media import Media, PageBuffers, padded
+from blockdev.media import Media
+from blockdev.memory import PageBuffers, padded
 from blockdev.publication import Home, NewObject, body_record, extent_length, head_record, slots_of
 from blockdev.reading import Reader
 from blockdev.room import Room

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from xxhash import xxh3_64_intdigest
 
 from blockdev import layout
-from blockdev.errors import ChecksumError, Raced
-from blockdev.media import Media, PageBuffers, padded
+from blockdev.errors import ChecksumError, FormatError, Raced
+from blockdev.media import Media
+from blockdev.memory import PageBuffers, padded
 from blockdev.publication import extent_length
 from blockdev.types import HOLE, Descriptor, ExtentRef, RegionId, SlotRef
 
@@ -95,6 +96,16 @@ class Reader:
             return True
         regions = self._regions.get(key)
         return regions is not None and all(map(self._media.reaches, regions))
+
+    def reachable_packed(self, packed: bytes) -> bool:
+        """As `reachable`, of a packed record, unpacked only where it must be."""
+        try:
+            outline = layout.outline_descriptor(packed)
+            if outline.is_plain:
+                return all(map(self._media.reaches, outline.slots))
+            return self.reachable(layout.unpack_descriptor(packed))
+        except FormatError:
+            return False
 
     async def _read_indexes(self, head: Descriptor) -> tuple[ExtentRef, ...]:
         total = -(-head.size // self.extent_size)

@@ -257,3 +257,12 @@ class DirtyChunk:
 
 CHUNK_SLOTS = 128
 """Descriptors are scanned, and marked for a scan after a crash, in chunks of this many slots (1 MiB)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """What another member changed: what a name stands for, or an object, in existence, name, attributes or content."""
+
+    object_id: ObjectId
+    directory: DirectoryId
+    name: bytes

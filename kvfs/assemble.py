@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from blockdev.errors import BadSuperblock, DeviceError, DeviceMismatch, DeviceTimeout, PoolBusy, WrongDomain
 from blockdev.file_device import open_file_device
 from blockdev.lease import Leases, local_domain
-from blockdev.opening import OpenOptions, open_pool, read_superblock
+from blockdev.opening import OpenOptions, open_pool
+from blockdev.superblocks import read_superblock
 from blockdev.types import ROOT
 from kvfs.config import load_config
 from kvfs.errors import ConfigError, FramesError, MissingDevice

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import trio
 import yaml
 
+from blockdev.creating import CreateOptions, add_device, create_pool, erase, set_domain
 from blockdev.errors import (
     DeviceError,
     DeviceMismatch,
@@ -31,8 +32,8 @@ from blockdev.errors import (
 )
 from blockdev.file_device import create_file, open_file_device
 from blockdev.lease import Leases, local_domain
-from blockdev.opening import CreateOptions, add_device, create_pool, erase, read_superblock, set_domain
 from blockdev.signatures import foreign_signature, wipe_signatures
+from blockdev.superblocks import read_superblock
 from blockdev.types import EXTENT_CLASSES, PAGE, SlotClass
 from kvfs.assemble import locked, open_devices
 from kvfs.config import Config, Durability, load_config, parse_config, render_config

@@ -13,8 +13,7 @@ from collections.abc import Iterable
 
 import trio
 
-from blockdev.pool import Foreign
-from blockdev.types import ROOT, ObjectId
+from blockdev.types import ROOT, Foreign, ObjectId
 from kvfs.fuse.attributes import RootAttributes
 from kvfs.fuse.inodes import Inode
 from kvfs.fuse.versions import same_content

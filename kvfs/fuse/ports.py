@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Protocol, TypedDict, Unpack
 
-from blockdev.pool import Foreign
 from blockdev.publication import NewObject
 from blockdev.publisher import Arrived
-from blockdev.types import Descriptor, DirectoryId, ExtentRef, SlotRef
+from blockdev.types import Descriptor, DirectoryId, ExtentRef, Foreign, SlotRef
 
 Xattrs = tuple[tuple[bytes, bytes], ...]
 

@@ -14,7 +14,7 @@ import trio
 from xxhash import xxh3_64_intdigest
 
 from blockdev.errors import ChecksumError, DeviceTimeout
-from blockdev.media import padded
+from blockdev.memory import padded
 from blockdev.tasks import background
 from blockdev.types import PAGE, Descriptor, SlotRef, Xxh3
 from kvfs.frames import Frame, FrameCache

@@ -19,10 +19,10 @@ from random import Random
 from xxhash import xxh3_64_intdigest
 
 from blockdev.catalog import Trust
+from blockdev.creating import CreateOptions, create_pool
 from blockdev.errors import BlockError, ChecksumError, DeviceError, Missing, NoSpace, Raced, Unavailable
-from blockdev.media import padded
-from blockdev.memory import page_buffer
-from blockdev.opening import CreateOptions, OpenOptions, create_pool, open_pool
+from blockdev.memory import padded, page_buffer
+from blockdev.opening import OpenOptions, open_pool
 from blockdev.pool import Pool
 from blockdev.publication import NewObject, extent_length, slots_of
 from blockdev.tally import slot_bytes
@@ -542,7 +542,7 @@ class CrashModel:
         reserved = pool._space.totals().reserved
         if reserved and not (spare is not None and reserved == slot_bytes(SlotClass.INLINE)):
             raise Failure(f"seed {self.seed}: {reserved} bytes reserved by nobody")
-        if len(pool._names) or len(pool._objects) or not pool._tree.is_idle:
+        if not (pool._locks.are_free and pool._tree.is_idle):
             raise Failure(f"seed {self.seed}: locks held by nobody")
         if pool._versions.pins.bytes:
             raise Failure(f"seed {self.seed}: pinned by nobody")

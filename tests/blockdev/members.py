@@ -13,8 +13,9 @@ from typing import Any
 
 import trio
 
+from blockdev.creating import CreateOptions, create_pool
 from blockdev.errors import DeviceLost
-from blockdev.opening import CreateOptions, Opened, OpenOptions, create_pool, open_pool
+from blockdev.opening import Opened, OpenOptions, open_pool
 from blockdev.pool import Pool
 from blockdev.testing import FaultyDevice
 from blockdev.types import MIB, DeviceNo, SlotClass

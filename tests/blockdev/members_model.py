@@ -19,8 +19,7 @@ from xxhash import xxh3_64_intdigest
 
 from blockdev.catalog import Trust
 from blockdev.errors import BlockError, ChecksumError, Exists, IsDirectory, Missing, NoSpace, NotEmpty, Raced
-from blockdev.media import padded
-from blockdev.memory import page_buffer
+from blockdev.memory import padded, page_buffer
 from blockdev.pool import Pool
 from blockdev.publication import NewObject
 from blockdev.testing import RandomFaults

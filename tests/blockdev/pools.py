@@ -12,9 +12,9 @@ from typing import Any
 from xxhash import xxh3_64_intdigest
 
 from blockdev import layout
-from blockdev.media import padded
-from blockdev.memory import page_buffer
-from blockdev.opening import CreateOptions, Opened, OpenOptions, create_pool, open_pool
+from blockdev.creating import CreateOptions, create_pool
+from blockdev.memory import padded, page_buffer
+from blockdev.opening import Opened, OpenOptions, open_pool
 from blockdev.pool import Pool
 from blockdev.publication import NewObject, extent_length
 from blockdev.testing import FaultyDevice

@@ -232,7 +232,7 @@ async def test_what_is_read_is_not_held_up_by_formatting(tmp_path: Path, autojum
         took: list[float] = []
         async with trio.open_nursery() as nursery:
             bench.devices[0].random_faults = replace(bench.devices[0].random_faults, delay=(0.05, 0.05))
-            nursery.start_soon(pool._room.format_ahead, CLASS, record.address.device)
+            nursery.start_soon(pool._room.regions.format_ahead, CLASS, record.address.device)
             while len(took) < 20:
                 began = trio.current_time()
                 with pool.media.pace.demand():

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from blockdev.opening import CreateOptions, OpenOptions, create_pool, open_pool
+from blockdev.creating import CreateOptions, create_pool
+from blockdev.opening import OpenOptions, open_pool
 from blockdev.publication import NewObject
 from blockdev.testing import MemoryDevice
 from blockdev.types import MIB, ROOT, SlotClass

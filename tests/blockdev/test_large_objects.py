@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from xxhash import xxh3_64_intdigest
 
+from blockdev.creating import CreateOptions, create_pool
 from blockdev.memory import page_buffer
-from blockdev.opening import CreateOptions, OpenOptions, create_pool, open_pool
+from blockdev.opening import OpenOptions, open_pool
 from blockdev.pool import Pool
 from blockdev.publication import NewObject
 from blockdev.testing import MemoryDevice

@@ -11,8 +11,8 @@ from trio.testing import MockClock
 
 from blockdev.errors import Missing, NotEmpty, Raced
 from blockdev.membership import FOLLOW_PERIOD, GRACE
-from blockdev.pool import Foreign, Pool
-from blockdev.types import KIB, ROOT, DirectoryId, Kind
+from blockdev.pool import Pool
+from blockdev.types import KIB, ROOT, DirectoryId, Foreign, Kind
 from tests.blockdev.members import Host, host
 from tests.blockdev.pools import EXTENT, content, pattern, put
 

@@ -14,6 +14,7 @@ import pytest
 from blockdev import layout
 from blockdev.catalog import Catalog, Trust
 from blockdev.catalogs import catalog_folder
+from blockdev.creating import CreateOptions, add_device, check_size, create_pool, erase, set_domain
 from blockdev.errors import (
     BadSuperblock,
     DeviceError,
@@ -26,18 +27,9 @@ from blockdev.errors import (
 )
 from blockdev.layout.page import seal, unseal
 from blockdev.memory import page_buffer
-from blockdev.opening import (
-    CreateOptions,
-    OpenOptions,
-    add_device,
-    check_size,
-    create_pool,
-    erase,
-    open_pool,
-    read_superblock,
-    set_domain,
-)
+from blockdev.opening import OpenOptions, open_pool
 from blockdev.publication import NewObject
+from blockdev.superblocks import read_superblock
 from blockdev.testing import Fault, FaultyDevice, MemoryDevice, Operation
 from blockdev.types import KIB, MIB, PAGE, ROOT, DeviceNo, SlotClass, Superblock
 from tests.blockdev.pools import (

@@ -80,7 +80,7 @@ async def directory(pool: Pool, name: bytes, parent: DirectoryId = ROOT) -> Desc
 
 def idle(pool: Pool) -> bool:
     """Whether nothing is reserved, held or locked."""
-    return not (pool.totals().held or len(pool._names) or len(pool._objects) or not pool._tree.is_idle)
+    return pool._locks.are_free and pool._tree.is_idle and not pool.totals().held
 
 
 # ── storing and finding ──────────────────────────────────────────────────────────────────────────────────────
@@ -598,7 +598,7 @@ async def test_a_slot_that_cannot_be_freed_does_not_bring_its_object_back(
         old = await put(pool, b"x", 300 * KIB)
         at = pair_at(pool, old.ref)
         bench.devices[0].inject(Fault(errno.EIO), operation=Operation.WRITE, span=range(at, at + 2 * PAGE))
-        assert await pool._evict(old.object_id)
+        assert await pool._departures.evict(old.object_id)
         assert pool.lookup(ROOT, b"x") is None
         new = await put(pool, b"x", 400 * KIB)
         assert new.supersedes == (old.ref,)
@@ -685,7 +685,7 @@ async def test_a_version_whose_base_went_elsewhere_copies_what_it_keeps(tmp_path
             await put(pool, b"x", 100)
         elif change == "evicted":
             pool.unpin(base)
-            assert await pool._evict(base.object_id)
+            assert await pool._departures.evict(base.object_id)
         else:
             name = b"z"
         new = await put(pool, name, data[:EXTENT] + pattern(EXTENT, 9), base=base, keep=[0])
@@ -1305,7 +1305,7 @@ async def test_with_flush_what_comes_back_comes_back_whole(
         for number in range(6):
             record = pool.lookup(ROOT, b"%d" % number)
             assert record is not None
-            assert await pool._evict(record.object_id)
+            assert await pool._departures.evict(record.object_id)
         bench.power_cut()
     async with bench.pool(flush=True) as pool:
         for record in pool.children(ROOT):
@@ -1351,7 +1351,7 @@ async def test_a_flush_that_fails_loses_the_device_and_not_the_reservation(
             await put(pool, b"%d" % number, EXTENT)
         bench.devices[1].inject(Fault(errno.EIO), operation=Operation.FLUSH)
         for record in list(pool.children(ROOT)):
-            assert await pool._evict(record.object_id)
+            assert await pool._departures.evict(record.object_id)
         ref = await pool.reserve(EXTENT)
         assert ref.device == 0
         pool.give_back(ref)

@@ -20,7 +20,7 @@ from blockdev.media import Media
 from blockdev.memory import page_buffer
 from blockdev.pool import Pool
 from blockdev.publication import NewObject
-from blockdev.recovery import chunk_of
+from blockdev.scan import chunk_of
 from blockdev.testing import Fault, FaultyDevice, Operation
 from blockdev.types import (
     HOLE,
@@ -185,7 +185,7 @@ async def test_what_was_let_go_before_the_end_does_not_take_the_slots_of_others(
         crash(bench)
         shutil.rmtree(bench.folder)
         shutil.copytree(tmp_path / "a", bench.folder)
-        assert await pool._evict(record.object_id)
+        assert await pool._departures.evict(record.object_id)
     bench.absent = {1}
     async with bench.open() as opened:
         pool = opened.pool

@@ -246,7 +246,7 @@ async def test_a_region_that_cannot_be_looked_at_gives_no_slots_but_its_objects_
         renamed = await pool.rename(record, ROOT, b"renamed")
         await pool.update(renamed, mode=0o100600)
         await pool.remove(pool.lookup(ROOT, b"1") or record)
-        assert await pool._evict((pool.lookup(ROOT, b"2") or record).object_id)
+        assert await pool._departures.evict((pool.lookup(ROOT, b"2") or record).object_id)
         await put(pool, b"3", 300 * KIB)
     for _ in range(2):
         async with bench.pool() as pool:
@@ -411,13 +411,13 @@ async def test_without_a_slot_for_a_tombstone_nothing_goes(tmp_path: Path) -> No
         inline = []
         while (ref := pool._room.take(SlotClass.INLINE)) is not None:
             inline.append(ref)
-        assert not await pool._evict(owed[0].object_id)
+        assert not await pool._departures.evict(owed[0].object_id)
         assert pool.lookup(ROOT, owed[0].name) == owed[0]
         for ref in inline:
             pool.give_back(ref)
         await put(pool, b"small")
-        assert await pool._evict(owed[0].object_id)
-        assert await pool._evict(owed[1].object_id)
+        assert await pool._departures.evict(owed[0].object_id)
+        assert await pool._departures.evict(owed[1].object_id)
         assert inline_slots(pool) == 2
         assert pool.lookup(ROOT, owed[0].name) is None
     bench.absent = set()
@@ -502,16 +502,16 @@ async def test_a_tombstone_that_cannot_be_written_keeps_what_it_was_for(
         await put(pool, b"small")
         never_torn(bench.devices[0])
         if at == "extend":
-            assert await pool._evict(owed[0].object_id)
+            assert await pool._departures.evict(owed[0].object_id)
         bench.devices[0].inject(Fault(errno.EIO), operation=Operation.WRITE)
-        assert not await pool._evict(owed[1].object_id)
+        assert not await pool._departures.evict(owed[1].object_id)
         assert pool.lookup(ROOT, owed[1].name) == owed[1]
         bench.devices[0].inject(Fault(errno.EIO), operation=Operation.WRITE)
         with pytest.raises(DeviceError):
             await pool.remove(owed[2])
         assert pool.lookup(ROOT, owed[2].name) == owed[2]
         await pool.remove(owed[2])
-        assert await pool._evict(owed[1].object_id)
+        assert await pool._departures.evict(owed[1].object_id)
         gone = {owed[1].name, owed[2].name} | ({owed[0].name} if at == "extend" else set())
         assert pool.totals().held == 0
     bench.absent = set()
@@ -579,7 +579,7 @@ async def test_what_is_out_of_reach_altogether_is_not_let_go(tmp_path: Path) -> 
     async with bench.pool() as pool:
         for record in records:
             gone = record.address.device == 1
-            assert await pool._evict(record.object_id) != gone
+            assert await pool._departures.evict(record.object_id) != gone
             if gone:
                 assert record.object_id not in pool._policy
     bench.absent = set()

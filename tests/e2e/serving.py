@@ -18,8 +18,9 @@ from pathlib import Path
 
 import trio
 
+from blockdev.creating import CreateOptions, create_pool
 from blockdev.file_device import create_file, open_file_device
-from blockdev.opening import CreateOptions, OpenOptions, create_pool, open_pool
+from blockdev.opening import OpenOptions, open_pool
 from blockdev.types import MIB, SlotClass
 from kvfs.frames import Arena, open_frames
 from kvfs.fuse.mount import Mount, MountOptions, serve

@@ -14,7 +14,6 @@ from xxhash import xxh3_64_intdigest
 
 from blockdev.errors import ChecksumError, Exists, IsDirectory, Missing, NoSpace, NotEmpty, Raced
 from blockdev.layout import pack_descriptor
-from blockdev.pool import Foreign
 from blockdev.publication import NewObject
 from blockdev.publisher import Arrived
 from blockdev.types import (
@@ -25,6 +24,7 @@ from blockdev.types import (
     DirectoryId,
     Epoch,
     ExtentRef,
+    Foreign,
     Generation,
     Kind,
     ObjectId,

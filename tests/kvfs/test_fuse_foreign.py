@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from blockdev.pool import Foreign
-from blockdev.types import ROOT, Descriptor
+from blockdev.types import ROOT, Descriptor, Foreign
 from kvfs.fuse.attributes import RootAttributes
 from kvfs.fuse.foreign import ForeignChanges
 from tests.e2e.helpers import fails

@@ -22,7 +22,8 @@ import lmdb
 import trio
 
 from blockdev.file_device import open_file_device
-from blockdev.opening import OpenOptions, open_pool, read_superblock
+from blockdev.opening import OpenOptions, open_pool
+from blockdev.superblocks import read_superblock
 from scripts.lib.forge import Folder, device_size, file_name, forge
 from scripts.lib.mounts import Kvfs
 from scripts.lib.sides import BLOCK, Side, random_memory
