@@ -127,7 +127,7 @@ class Soak:
                 return
             if sys.stderr.isatty() or time.monotonic() - last_line >= LINE_SECONDS:
                 last_line = time.monotonic()
-                self._tell(until - last_line)
+                self._tell(max(0.0, until - last_line))
 
     def _tell(self, left: float) -> None:
         assert self._crew is not None
