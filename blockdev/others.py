@@ -19,6 +19,7 @@ from blockdev.media import Media
 from blockdev.publisher import OWED_ROOM, Consumed, Publisher
 from blockdev.room import Room
 from blockdev.sources import Sources
+from blockdev.stamps import age
 from blockdev.types import Descriptor, Kind, ObjectId, RegionId, SlotClass, SlotRef
 from blockdev.versions import Versions
 
@@ -161,6 +162,7 @@ class Others:
             for other in self._catalogs.behind(record)
             if other.object_id != record.object_id
             and (other.directory, other.name) == (record.directory, record.name)
+            and age(other) < age(record)  # what has outdone it stays
         ]
 
     def beaten(self, record: Descriptor | None) -> list[Descriptor]:
@@ -194,9 +196,17 @@ class Others:
                 return None
             counts = self._catalogs.get(own.directory, own.name)
             return Verdict(own) if counts is not None and counts.object_id != object_id else None
-        for record in self._catalogs.raw_by_id(object_id):
-            if record.kind is Kind.ALIAS and record.head == own.ref and record.stamp >= stamp:
-                return Verdict(own, record, self._ours_of_name(record))
+        aliases = [
+            record
+            for record in self._catalogs.raw_by_id(object_id)
+            if record.kind is Kind.ALIAS
+            and record.head == own.ref
+            and record.stamp > own.stamp
+            and not self._catalogs.is_outdone(record)
+        ]
+        if aliases:  # the latest that is seen: what outdoes us may be a later one that is not seen yet
+            latest = max(aliases, key=age)
+            return Verdict(own, latest, self._ours_of_name(latest))
         return Verdict(own)
 
     def _ours_of_name(self, alias: Descriptor) -> Descriptor | None:

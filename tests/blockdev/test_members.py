@@ -221,3 +221,16 @@ async def test_a_second_member_gets_regions_of_a_full_pool(tmp_path: Path, autoj
             await trio.sleep(10)
             assert abs(one.catalog.regions - two.catalog.regions) <= 3
             assert await seen(one, b"n29") == pattern(EXTENT, b"n29")
+
+
+async def test_evicting_what_was_outdone_leaves_what_outdid_it(both: Both, autojump_clock: MockClock) -> None:
+    _, one, two = both
+    await trio.sleep(SOON)  # they know of each other
+    loser = await put(one, b"x", pattern(300 * KIB, 1))
+    one.catalog.commit()
+    await put(two, b"x", pattern(300 * KIB, 2))
+    two.catalog.commit()
+    assert await one._departures.evict(loser.object_id)  # before it was seen that it counts no more
+    for _ in range(20):
+        assert await seen(one, b"x") == await seen(two, b"x") == pattern(300 * KIB, 2)
+        await trio.sleep(SOON)
