@@ -53,6 +53,6 @@ class Kvfs:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
 
-    def catalogue(self, pool: str) -> Path:
-        """The folder of a pool's catalogue."""
-        return self._state / pool / "catalogue"
+    def pool_folder(self, pool: str) -> Path:
+        """What the host keeps about a pool."""
+        return self._state / pool

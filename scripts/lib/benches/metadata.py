@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import lmdb
 import trio
 
+from blockdev.catalogs import catalog_folder
 from blockdev.file_device import open_file_device
 from blockdev.opening import OpenOptions, open_pool
 from blockdev.superblocks import read_superblock
@@ -79,10 +80,10 @@ class _Forged:
         """Open the pool: first all is read from media, then the catalogue is believed."""
         bars = {"media": 10.0, "the catalogue": 1.0} if self._files == MANY else {}
         for source in ("media", *["the catalogue"] * rounds):
-            seconds = trio.run(_open, self._device, self._kvfs.catalogue(POOL))
+            seconds = trio.run(_open, self._device, self._kvfs.pool_folder(POOL))
             name = f"open {self._files:,} files from {source}"
             self._rows.add(name, "s", seconds, ceiling=bars.get(source))
-        size = _catalogue_bytes(self._kvfs.catalogue(POOL)) / self._files
+        size = _catalogue_bytes(catalog_folder(self._kvfs.pool_folder(POOL), 0)) / self._files
         self._rows.add(f"catalogue, for each of {self._files:,} files", "bytes", size, ceiling=600)
 
     def names(self, rounds: int) -> None:
@@ -148,12 +149,12 @@ class _Forged:
             return kvfs.memory(POOL)
 
 
-async def _open(device: Path, catalogue: Path) -> float:
+async def _open(device: Path, folder: Path) -> float:
     """Seconds to open a pool."""
     opened = await open_file_device(device)
     options = OpenOptions((await read_superblock(opened)).domain)
     begun = time.perf_counter()
-    async with open_pool([opened], catalogue, options):
+    async with open_pool([opened], folder, options):
         return time.perf_counter() - begun
 
 
