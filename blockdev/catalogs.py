@@ -326,7 +326,7 @@ class Catalogs:
         for catalog in self._all:
             base = catalog.by_id(record.object_id)
             if base is not None and base.ref == record.head:
-                return _aliased(base, record) if base.stamp < record.stamp else None
+                return aliased(base, record) if base.stamp < record.stamp else None
         return None
 
     # ── changing ─────────────────────────────────────────────────────────────────────────────────────────
@@ -428,7 +428,8 @@ def is_aside(record: Descriptor) -> bool:
     return bytes(record.directory) == bytes(record.object_id)
 
 
-def _aliased(base: Descriptor, alias: Descriptor) -> Descriptor:
+def aliased(base: Descriptor, alias: Descriptor) -> Descriptor:
+    """What an alias stands for, as the alias has it."""
     return replace(
         base,
         stamp=alias.stamp,

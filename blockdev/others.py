@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from blockdev import layout
-from blockdev.catalogs import Catalogs
+from blockdev.catalogs import Catalogs, aliased
 from blockdev.errors import DeviceError, Unavailable
 from blockdev.media import Media
 from blockdev.publisher import OWED_ROOM, Consumed, Publisher
@@ -225,20 +225,8 @@ class Others:
     async def take_over(self, own: Descriptor, alias: Descriptor, old: Descriptor | None) -> None:
         """Make our record say what an alias says. :raises Unavailable, DeviceError:"""
         owed = await self._versions.debts.inherit(own.object_id, old, (alias.directory, alias.name))
-        head = replace(
-            own,
-            stamp=alias.stamp,
-            directory=alias.directory,
-            name=alias.name,
-            mode=alias.mode,
-            uid=alias.uid,
-            gid=alias.gid,
-            mtime_ns=alias.mtime_ns,
-            ctime_ns=alias.ctime_ns,
-            xattrs=alias.xattrs,
-            supersedes=owed,
-            sequence=await self._room.sequence_of(own.address) + 1,
-        )
+        sequence = await self._room.sequence_of(own.address) + 1
+        head = replace(aliased(own, alias), supersedes=owed, sequence=sequence)
         await self._publisher.write_head(head)
         await self._room.barrier([head.ref])
         self._versions.remember(head)
