@@ -268,12 +268,10 @@ class Catalogs:
 
     def is_outdone(self, record: Descriptor) -> bool:
         """Whether another member's later record speaks for what `record` speaks for."""
-        if self._simple:
-            return False
-        return any((stamp := c.outdone(record.ref)) is not None and stamp > record.stamp for c in self._all)
+        return not self._simple and self.outdone_by(record) is not None
 
     def outdone_by(self, record: Descriptor) -> Stamp | None:
-        """The highest stamp of what outdoes a record of ours, by listing it."""
+        """The highest stamp of what outdoes a record by listing it."""
         stamps = [s for c in self._all if (s := c.outdone(record.ref)) is not None and s > record.stamp]
         return max(stamps, default=None)
 

@@ -231,12 +231,18 @@ class Debts:
 
     async def settle(self, object_id: ObjectId) -> bool:
         """Find out whether what the object replaced is invalid on media, all of it."""
-        left = [ref for ref in self.of(object_id) if not await self._room.ensure_invalid(ref)]
+        await self._paid(object_id)
+        return not self.of(object_id)
+
+    async def _paid(self, object_id: ObjectId) -> list[SlotRef]:
+        """Strike off what the object owed to records that are invalid on media by now; returns their slots."""
+        over = [ref for ref in self.of(object_id) if await self._room.ensure_invalid(ref)]
+        left = tuple(ref for ref in self.of(object_id) if ref not in over)
         if left:
-            self._owed[object_id] = tuple(left)
+            self._owed[object_id] = left
         else:
-            self._owed.pop(object_id, None)
-        return not left
+            self.forgive(object_id)
+        return over
 
     async def bury(self, record: Descriptor) -> None:
         """Have a tombstone answer for a record and for what it owes.
@@ -259,13 +265,7 @@ class Debts:
         await self._tombstones.sweep(limit)
         owing = [i for i, refs in self._owed.items() if not all(map(self._room.is_ours, refs))]
         for object_id in owing[:limit]:
-            over = [ref for ref in self.of(object_id) if await self._room.ensure_invalid(ref)]
-            left = tuple(ref for ref in self.of(object_id) if ref not in over)
-            if left:
-                self._owed[object_id] = left
-            else:
-                self.forgive(object_id)
-            for ref in over:
+            for ref in await self._paid(object_id):
                 self._catalogs.not_outdone(ref)
 
     def absorb(self, owed: dict[ObjectId, tuple[SlotRef, ...]], tombstones: Iterable[Descriptor]) -> None:

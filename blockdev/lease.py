@@ -11,7 +11,6 @@ What each byte of the file is:
     bytes 1025 … 1088  the seats of members, 0 to 63: exclusive
     byte 1089          opening: exclusive for a member while it takes its seats
     bytes 4096 …       text as above, 512 bytes a seat
-    2^31 … 2^31 + 2^24 names, by hash: exclusive for who makes a directory of that name
     (device + 1) * 2^32 + region   that region, exclusive for its writer
 
 Bytes beyond the end of the file can be locked without being there.
@@ -37,8 +36,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 from uuid import UUID, uuid4, uuid5
 
-from xxhash import xxh3_64_intdigest
-
 from blockdev.errors import LeaseLost, PoolBusy, WrongDomain
 
 if TYPE_CHECKING:
@@ -55,8 +52,6 @@ _SEAT_RECORD_SIZE: Final = 512
 _POOL_BYTE: Final = 1024
 _FIRST_SEAT_BYTE: Final = _POOL_BYTE + 1
 _OPENING_BYTE: Final = _FIRST_SEAT_BYTE + SEATS
-_NAMES: Final = 1 << 31
-_NAME_LOCKS: Final = 1 << 24
 _FLOCK: Final = struct.Struct("hhqqi4x")  # struct flock with 64-bit off_t: type, whence, start, length, pid
 _HELD: Final = frozenset({errno.EAGAIN, errno.EACCES})
 
@@ -158,10 +153,6 @@ class Leases:
                 waiting += [(first, start), (stop, end)]
         return sorted(seats)
 
-    def is_others(self, seat: int) -> bool:
-        """Whether another member holds a seat."""
-        return self._is_held(_FIRST_SEAT_BYTE + seat)
-
     @property
     def alone(self) -> bool:
         """Whether there are no other members."""
@@ -174,7 +165,7 @@ class Leases:
     def end_opening(self) -> None:
         self._set(fcntl.F_UNLCK, _OPENING_BYTE)
 
-    # ── regions and names ────────────────────────────────────────────────────────────────────────────────
+    # ── regions ──────────────────────────────────────────────────────────────────────────────────────────
 
     def acquire_region(self, region: RegionId) -> bool:
         """Become a region's writer; whether nobody else is. Harmless when it is ours already."""
@@ -186,13 +177,6 @@ class Leases:
     def is_region_held(self, region: RegionId) -> bool:
         """Whether another member writes to a region."""
         return self._is_held(_region_byte(region))
-
-    def acquire_name(self, key: bytes) -> bool:
-        """Be the only member that makes something of this name; whether nobody else is. One at a time a member."""
-        return self._lock(_name_byte(key))
-
-    def release_name(self, key: bytes) -> None:
-        self._set(fcntl.F_UNLCK, _name_byte(key))
 
     # ── who ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -338,10 +322,6 @@ def _sync(folder: Path) -> None:
 
 def _region_byte(region: RegionId) -> int:
     return (region.device + 1 << 32) + region.region
-
-
-def _name_byte(key: bytes) -> int:
-    return _NAMES + xxh3_64_intdigest(key) % _NAME_LOCKS
 
 
 def _by(holders: list[Holder]) -> str:

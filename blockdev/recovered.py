@@ -37,16 +37,3 @@ class Recovered:
     aliases: list[Descriptor] = field(default_factory=list)
     doubtful: list[ObjectId] = field(default_factory=list)
     """Objects of other catalogues that what was found here has outdone."""
-
-    def add(self, other: Recovered) -> None:
-        """What opening another seat found."""
-        if list(Trust).index(other.trust) > list(Trust).index(self.trust):
-            self.trust = other.trust
-        for name in ("chunks", "garbage", "broken", "damaged_regions", "unread_regions", "left_over"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.high = max(self.high, other.high)
-        self.owed |= other.owed
-        self.stranded |= other.stranded
-        self.tombstones += other.tombstones
-        self.aliases += other.aliases
-        self.doubtful += other.doubtful

@@ -114,20 +114,28 @@ def parse_config(text: str, source: str) -> Config:
 
     :raises ConfigError:
     """
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = source if mark is None else f"{source}:{mark.line + 1}"
-        raise ConfigError(f"{where}: not valid YAML: {error.problem or error.context}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
+    root = compose(text, source)
     if root is None:
         raise ConfigError(f"{source}: is empty; it needs at least {' and '.join(_REQUIRED)}")
     try:
         return Config(**_values(root))
     except _Mistake as mistake:
         raise ConfigError(f"{source}:{mistake.line}: {mistake}") from mistake
+
+
+def compose(text: str, source: str) -> yaml.Node | None:
+    """The nodes of a YAML document, which know their lines; None if it is empty. `source` names it in errors.
+
+    :raises ConfigError: it is no YAML
+    """
+    try:
+        return yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = source if mark is None else f"{source}:{mark.line + 1}"
+        raise ConfigError(f"{where}: not valid YAML: {error.problem or error.context}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
 
 
 class _Mistake(Exception):

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import yaml
 
+from kvfs.config import compose
 from kvfs.errors import ConfigError
 from kvfs.export.model import Export, Exports, HostKeys, Namespace, check_nqn, parse_port
 from kvfs.state import write_atomically
@@ -81,14 +82,7 @@ def parse_exports(text: str, source: str) -> Exports:
 
     :raises ConfigError:
     """
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = source if mark is None else f"{source}:{mark.line + 1}"
-        raise ConfigError(f"{where}: not valid YAML: {error.problem or error.context}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
+    root = compose(text, source)
     if root is None:
         raise ConfigError(f"{source}: is empty; delete it if nothing is to be exported")
     try:
