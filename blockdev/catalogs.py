@@ -196,11 +196,21 @@ class Catalogs:
         """Every record that must be outdone, lest the name or object that `record` shows come back."""
         if self._simple:
             return [record]
-        found = {
-            one.ref: one
-            for one in (*self.raw_by_id(record.object_id), *self.raw(record.directory, record.name))
-        }
+        found = {one.ref: one for one in self.raw_by_id(record.object_id)}
+        for one in self.raw(record.directory, record.name):
+            if one.ref not in found and not self.has_moved(one):
+                found[one.ref] = one
         return list(found.values())
+
+    def has_moved(self, record: Descriptor) -> bool:
+        """Whether the object of a record lives under another name: its owner has yet to do what an ALIAS says."""
+        if self._simple:
+            return False
+        shown = self.by_id(record.object_id)
+        return shown is not None and self._place(shown) != self._place(record)
+
+    def _place(self, record: Descriptor) -> tuple[DirectoryId, bytes]:
+        return self.canonical(record.directory), record.name
 
     def owner(self, object_id: ObjectId) -> Catalog | None:
         """Our catalogue that has an object's own record; None if the object is another member's."""

@@ -70,6 +70,9 @@ class Tombstones:
         :returns: False if there is no slot and `patient` is false
         :raises NoSpace, Unavailable, DeviceError: whether it was written is not known
         """
+        theirs = [
+            ref for ref in refs if not self._room.is_ours(ref)
+        ]  # some may come to us while it is written
         spare = None
         if patient and not self._has_room(refs):
             spare = await self._room.reserve(SlotClass.INLINE)  # may bury others: not with the lock held
@@ -77,12 +80,12 @@ class Tombstones:
             if self._has_room(refs):
                 if spare is not None:
                     self._room.give_back(spare)
-                await self._extend(refs)
+                await self._extend(refs, theirs)
                 return True
             slot = spare or self._room.take(SlotClass.INLINE) or self._take_spare()
             if slot is None:
                 return False
-            await self._begin(slot, refs)
+            await self._begin(slot, refs, theirs)
             return True
 
     def _take_spare(self) -> SlotRef | None:
@@ -93,7 +96,7 @@ class Tombstones:
         last = self._last
         return last is not None and layout.descriptor_room(_NAME, (), (*last.supersedes, *refs)) >= 0
 
-    async def _extend(self, refs: Sequence[SlotRef]) -> None:
+    async def _extend(self, refs: Sequence[SlotRef], theirs: Iterable[SlotRef]) -> None:
         last, self._last = (
             self._last,
             None,
@@ -106,9 +109,9 @@ class Tombstones:
             supersedes=(*last.supersedes, *refs),
         )
         await self._write(tombstone)
-        self._enter(tombstone, refs)
+        self._enter(tombstone, theirs)
 
-    async def _begin(self, slot: SlotRef, refs: Sequence[SlotRef]) -> None:
+    async def _begin(self, slot: SlotRef, refs: Sequence[SlotRef], theirs: Iterable[SlotRef]) -> None:
         object_id = self._sources.new_id()
         try:
             epoch, sequence = await self._room.place(slot)
@@ -129,12 +132,12 @@ class Tombstones:
             await self._room.invalidate([slot])  # noqa: ASYNC120 - shielded by the pool
             raise
         self._room.publish(slot, tombstone.object_id)
-        self._enter(tombstone, refs)
+        self._enter(tombstone, theirs)
 
-    def _enter(self, tombstone: Descriptor, refs: Iterable[SlotRef]) -> None:
+    def _enter(self, tombstone: Descriptor, theirs: Iterable[SlotRef]) -> None:
         self._last = self._all[tombstone.ref] = tombstone
         self._catalogs.put(tombstone)
-        self._catalogs.outdo([ref for ref in refs if not self._room.is_ours(ref)], tombstone.stamp)
+        self._catalogs.outdo(theirs, tombstone.stamp)
 
     async def sweep(self, limit: int) -> None:
         """Look at some of what is listed, and free tombstones all of whose records are invalid by now.

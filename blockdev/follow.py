@@ -132,7 +132,7 @@ class Follower:
     # ── doing ────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _tend(self) -> None:
-        chores = (self._adopter_turn, self._reports, self._pool.sweep)
+        chores = (self._adopter_turn, self._reports, self._pool.sweep, self._doubt_own)
         due = trio.current_time() + _TEND_PERIOD
         while True:
             with trio.move_on_at(due):
@@ -164,6 +164,11 @@ class Follower:
         if adopted:  # what was said of it meanwhile, by whoever
             for catalog in (*self._pool.catalog.own.values(), *self._pool.catalog.others.values()):
                 self._doubt_all(catalog)
+
+    async def _doubt_own(self) -> None:
+        """Others' objects that came to us while we said something of them are folded as all are."""
+        for catalog in self._pool.catalog.own.values():
+            self._doubt_all(catalog)
 
     async def _reports(self) -> None:
         for object_id in self._membership.board.take_reports():

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from blockdev import layout
 from blockdev.catalogs import Catalogs, aliased
 from blockdev.errors import DeviceError, Unavailable
+from blockdev.locks import KeyedLocks
 from blockdev.media import Media
 from blockdev.publisher import OWED_ROOM, Consumed, Publisher
 from blockdev.room import Room
@@ -213,8 +214,9 @@ class Others:
         """Our object that has the name of an alias of another."""
         for catalog in self._catalogs.own.values():
             record = catalog.get(alias.directory, alias.name)
-            if record is not None and record.object_id != alias.object_id:
-                return record
+            if record is None or record.object_id == alias.object_id:
+                continue
+            return None if self._catalogs.has_moved(record) else record
         return None
 
     def own(self, object_id: ObjectId) -> Descriptor | None:
@@ -235,26 +237,37 @@ class Others:
 
     # ── garbage of ours ──────────────────────────────────────────────────────────────────────────────────
 
-    async def sweep(self, limit: int) -> None:
+    async def sweep(self, limit: int, locks: KeyedLocks[ObjectId]) -> None:
         """Free the aliases that owners have taken over, and what else is over.
 
         :param limit: most aliases, and most other slots, to look at
+        :param locks: of objects; not held, as an alias that is being rewritten is looked at the next time
         """
         for alias in list(self._aliases.values())[:limit]:
-            if await self._is_over(alias):
-                await self._drop_alias(alias.object_id)
-                for ref in (alias.head, *alias.supersedes):
-                    if ref is not None:
-                        self._catalogs.not_outdone(ref, alias.stamp)
-            else:  # at the end: the next ones are looked at the next time
-                current = self._aliases.pop(alias.object_id, None)
-                if current is not None:
-                    self._aliases[alias.object_id] = current
+            with locks.try_hold(alias.object_id) as held:
+                if held and self._aliases.get(alias.object_id) is alias:
+                    await self._sweep_alias(alias)
         await self._versions.debts.sweep(limit)
+
+    async def _sweep_alias(self, alias: Descriptor) -> None:
+        if await self._is_over(alias):
+            await self._drop_alias(alias.object_id)
+            for ref in (alias.head, *alias.supersedes):
+                if ref is not None:
+                    self._catalogs.not_outdone(ref, alias.stamp)
+        else:  # at the end: the next ones are looked at the next time
+            self._aliases[alias.object_id] = self._aliases.pop(alias.object_id)
 
     async def _is_over(self, alias: Descriptor) -> bool:
         base = alias.head
         assert base is not None
+        if any(
+            record.ref == base and record.stamp < alias.stamp
+            for record in self._catalogs.raw_by_id(alias.object_id)
+        ):
+            return (
+                False  # to whoever looks at the catalogues; the media may say more, if its owner was stopped
+            )
         try:
             await self._media.reload_header(RegionId(base.device, base.region))
             if not await self._room.ensure_invalid(base):

@@ -144,7 +144,7 @@ class Pool:
     async def sweep(self) -> None:
         """Free what we said about other members' objects and they have heard. :raises DeviceError, Unavailable:"""
         with trio.CancelScope(shield=True):
-            await self._others.sweep(_SWEEP)
+            await self._others.sweep(_SWEEP, self._locks.objects)
 
     async def fold(self, object_id: ObjectId) -> bool:
         """Do what other members have said about an object of ours; whether anything was done.

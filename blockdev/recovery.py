@@ -150,7 +150,7 @@ class Recovery:
     ) -> None:
         """Have the catalogue say what was resolved."""
         live = {record.ref for record in resolution.live.values()}
-        bases = {record.head for record in resolution.live.values() if record.kind is Kind.ALIAS}
+        bases = _bases(resolution)
         for record in contenders:
             if record.ref not in live:
                 self._catalog.forget(record)
@@ -285,7 +285,7 @@ class Recovery:
 
         It stays because it outdoes something out of reach in turn, or could not be freed.
         """
-        live = {record.ref for record in resolution.live.values()}
+        live = {record.ref for record in resolution.live.values()} | _bases(resolution)
         for record in contenders:
             directory = resolution.same.get(record.directory, record.directory)
             successor = resolution.live.get((directory, record.name))
@@ -310,6 +310,11 @@ def _may_be(record: Descriptor) -> bool:
     if record.object_id == ObjectId(ROOT):
         return record.kind is Kind.DIRECTORY
     return record.object_id != NO_ID
+
+
+def _bases(resolution: stamps.Resolution) -> set[SlotRef | None]:
+    """The slots of what live aliases stand for."""
+    return {record.head for record in resolution.live.values() if record.kind is Kind.ALIAS}
 
 
 def _as_tombstone(broken: Descriptor) -> Descriptor:

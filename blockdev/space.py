@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from heapq import heapify, heappop, heappush
 
 from blockdev.errors import Unavailable
 from blockdev.region import Claim, IllegalTransition, Region, SlotState
@@ -43,12 +42,12 @@ class Space:
 
     def __init__(self) -> None:
         self._regions: dict[RegionId, Region] = {}
-        self._unused: dict[DeviceNo, list[RegionNo]] = {}  # heaps: the lowest number first
+        self._unused: dict[DeviceNo, set[RegionNo]] = {}
         self._dropped: set[RegionId] = set()
         self._lost: set[DeviceNo] = set()
         self._aside: dict[RegionId, Region] = {}
         """Regions of lost devices: known, and not in any of the other collections."""
-        self._aside_unused: dict[DeviceNo, list[RegionNo]] = {}
+        self._aside_unused: dict[DeviceNo, set[RegionNo]] = {}
         self._tally = Tally()
         self._shelves = [Shelf() for _ in SlotClass]
         self._coldest = [Coldest() for _ in SlotClass]
@@ -84,12 +83,15 @@ class Space:
         region.ledger = self
 
     def add_unused(self, region_id: RegionId) -> None:
-        """Know of a region without a class, to be formatted when one needs it; once its device is back, if it is lost."""
+        """Know of a region without a class, to be formatted when one needs it; once its device is back, if it is lost.
+
+        Nothing changes if it has one by now: two may have found it.
+        """
         if region_id.device in self._lost:
-            self._aside_unused.setdefault(region_id.device, []).append(region_id.region)
-        else:
+            self._aside_unused.setdefault(region_id.device, set()).add(region_id.region)
+        elif region_id not in self._regions:
             self._dropped.discard(region_id)
-            heappush(self._unused.setdefault(region_id.device, []), region_id.region)
+            self._unused.setdefault(region_id.device, set()).add(region_id.region)
 
     def region(self, region_id: RegionId) -> Region:
         """
@@ -108,7 +110,7 @@ class Space:
     def unused_region(
         self, slot_class: SlotClass | None = None, avoid: Collection[DeviceNo] = ()
     ) -> RegionId | None:
-        """Hand out a region that has no class; it is the caller's to format and add, or to drop.
+        """Hand out a region that has no class, the lowest number first; it is the caller's to format and add, or to drop.
 
         Of the device with the most of them; with `slot_class`, devices without a free slot of that class come first.
         """
@@ -121,7 +123,9 @@ class Space:
         if not ranks:
             return None
         device = DeviceNo(-max(ranks)[2])
-        return RegionId(device, heappop(self._unused[device]))
+        region = RegionId(device, min(self._unused[device]))
+        self._take_unused(region)
+        return region
 
     def has_free(self, slot_class: SlotClass) -> bool:
         """Whether `take` would find a slot."""
@@ -245,7 +249,7 @@ class Space:
     def drop_device(self, device: DeviceNo) -> list[Region]:
         """Stop using a device that is lost. Returns its regions as they were: their owners have lost a part."""
         self._lost.add(device)
-        self._aside_unused.setdefault(device, []).extend(self._unused.pop(device, []))
+        self._aside_unused.setdefault(device, set()).update(self._unused.pop(device, ()))
         dropped = [region for region_id, region in self._regions.items() if region_id.device == device]
         for region in dropped:
             self._forget(region)
@@ -265,7 +269,7 @@ class Space:
         back = [region for region_id, region in self._aside.items() if region_id.device == device]
         for region in back:
             del self._aside[region.id]
-        for number in self._aside_unused.pop(device, []):
+        for number in self._aside_unused.pop(device, ()):
             self._restore(RegionId(device, number), None, without)
         for region in back:
             self._restore(region.id, region, without)
@@ -290,10 +294,7 @@ class Space:
         region.ledger = None
 
     def _take_unused(self, region_id: RegionId) -> None:
-        numbers = self._unused.get(region_id.device, [])
-        if region_id.region in numbers:
-            numbers.remove(region_id.region)
-            heapify(numbers)
+        self._unused.get(region_id.device, set()).discard(region_id.region)
 
     def _find(self, region_id: RegionId) -> Region | None:
         """None if it was dropped. :raises IllegalTransition: there is no such region"""

@@ -193,6 +193,8 @@ class Versions:
         self.unread.discard(record.object_id)
         slots = await self.slots(record)
         self._reader.forget(record)
+        if self._catalog.others:  # who sees the slot invalid must not find it in our catalogue any more
+            self._catalog.commit()
         invalid = await self._room.invalidate(slots, self.pins.older_than(record.object_id, None))
         if invalid:
             self.debts.gone(record)
