@@ -10,7 +10,7 @@ from uuid import UUID
 import trio
 
 from blockdev.catalog import Catalog, Trust
-from blockdev.catalog_upkeep import begin_sessions, give_up
+from blockdev.catalog_upkeep import begin_sessions, distrust_together, give_up
 from blockdev.eviction import Policy
 from blockdev.ground import Ground, region_of
 from blockdev.membership import Membership
@@ -111,6 +111,8 @@ class Adoption:
             for seat in seats:
                 catalogs.close_other(seat)
                 opened[seat], trusts[seat] = self._open_catalog(seat, sequences)
+            distrust_together(opened, trusts)
+            for seat in seats:
                 catalogs.read_other(seat)  # as it was, until all is done
             space, slots, found = await self._recover_aside(pool, opened, trusts, regions)
             begin_sessions(media, opened.values(), self._boot_id)
@@ -120,7 +122,7 @@ class Adoption:
             for catalog in opened.values():
                 with suppress(OSError):  # it is not believed any more than before
                     catalog.close(clean=False)
-            membership.leave(seats, regions)
+            await membership.leave(seats, regions)  # noqa: ASYNC102 - shielded, and it gives up
             membership.end_adoption()
             raise
         for seat, catalog in opened.items():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 
 import trio
 
-from blockdev.catalog import Catalog
+from blockdev.catalog import Catalog, Trust
 from blockdev.catalogs import Catalogs
 from blockdev.errors import BlockError, DeviceError, Unavailable
 from blockdev.media import Media
@@ -29,6 +29,23 @@ def begin_sessions(media: Media, catalogs: Iterable[Catalog], boot_id: str) -> N
     present = {a.superblock.device: a.superblock.sequence for a in media.devices.values() if not a.lost}
     for catalog in catalogs:
         catalog.begin_session(boot_id, present)
+
+
+def distrust_together(
+    catalogs: Mapping[int, Catalog], trusts: dict[int, Trust], blank: Collection[int] = ()
+) -> None:
+    """See that of seats that are taken together all are read from media if one must be.
+
+    Whoever held them may have ended while it made regions of one the other's, before it moved their records.
+
+    :param catalogs: by seat
+    :param trusts: changed
+    :param blank: seats that never had anything
+    """
+    if any(trust is Trust.STALE for seat, trust in trusts.items() if seat not in blank):
+        for seat, catalog in catalogs.items():
+            catalog.clear()
+            trusts[seat] = Trust.STALE
 
 
 def give_up(catalogs: Iterable[Catalog], error: Contradiction | OSError, *, readonly: bool = False) -> None:

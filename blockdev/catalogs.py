@@ -122,7 +122,7 @@ class Catalogs:
         catalog, primary = self.own[seat], self.primary
         for record in catalog.scan():
             known = primary.by_id(record.object_id, alias=record.kind is Kind.ALIAS)
-            if known is None or known.sequence < record.sequence:
+            if known is None or (age(known), known.sequence) < (age(record), record.sequence):
                 _store(primary, record)
             yield
         after: SlotRef | None = None
@@ -224,12 +224,9 @@ class Catalogs:
         return not self.others or self.owner(record.object_id) is not None
 
     def alias(self, object_id: ObjectId) -> Descriptor | None:
-        """Our own ALIAS of an object, if there is one."""
-        for catalog in self.own.values():
-            record = catalog.by_id(object_id, alias=True)
-            if record is not None:
-                return record
-        return None
+        """Our own latest ALIAS of an object, if there is one."""
+        records = (catalog.by_id(object_id, alias=True) for catalog in self.own.values())
+        return max((record for record in records if record is not None), key=age, default=None)
 
     def children(self, directory: DirectoryId, after: bytes = b"") -> Iterator[Descriptor]:
         """What is in a directory, sorted by name, from the first name behind `after`.

@@ -79,23 +79,6 @@ class Membership:
 
     # ── coming ───────────────────────────────────────────────────────────────────────────────────────────
 
-    @asynccontextmanager
-    async def opening(self) -> AsyncIterator[None]:
-        """While seats are taken. :raises PoolBusy: another member does not come to an end with that"""
-        try:
-            with trio.fail_after(_OPENING_PATIENCE):
-                while not self.leases.begin_opening():  # noqa: ASYNC110 - another process ends it
-                    await trio.sleep(_POLL)
-        except trio.TooSlowError:
-            raise PoolBusy(
-                f"another process has been opening the pool for {_OPENING_PATIENCE:.0f} s: see which of "
-                f"{[holder.pid for holder in self.leases.holders()]} does not go on"
-            ) from None
-        try:
-            yield
-        finally:
-            self.leases.end_opening()
-
     def take_free_seats(self, media: Media) -> None:
         """Take the seats that nobody holds and that have something: regions, or a catalogue."""
         writers = {header.writer for header in _headers(media) if header.state is RegionState.ACTIVE}
@@ -146,12 +129,14 @@ class Membership:
             and seat is not None
         }
 
-    def leave(self, seats: Iterable[int], regions: Iterable[RegionId]) -> None:
-        """Give up seats that were taken, and their regions."""
-        for region in regions:
-            self.leases.release_region(region)
-        for seat in seats:
-            self.leases.leave_seat(seat)
+    async def leave(self, seats: Iterable[int], regions: Iterable[RegionId]) -> None:
+        """Give up seats that were taken, all at once, and their regions; if that cannot be, when we end."""
+        with trio.CancelScope(shield=True), suppress(PoolBusy):
+            async with opening(self.leases):
+                for region in regions:
+                    self.leases.release_region(region)
+                for seat in seats:
+                    self.leases.leave_seat(seat)
 
     def leave_seat(self, seat: int) -> None:
         """Give up a seat that has nothing any more."""
@@ -227,6 +212,27 @@ class Membership:
             and region not in self._aside
             and not self.leases.is_region_held(region)
         ]
+
+
+@asynccontextmanager
+async def opening(leases: Leases) -> AsyncIterator[None]:
+    """While seats are taken: all that are free by one, as what a member had that held several belongs together.
+
+    :raises PoolBusy: another member does not come to an end with that
+    """
+    try:
+        with trio.fail_after(_OPENING_PATIENCE):
+            while not leases.begin_opening():  # noqa: ASYNC110 - another process ends it
+                await trio.sleep(_POLL)
+    except trio.TooSlowError:
+        raise PoolBusy(
+            f"another process has been opening the pool for {_OPENING_PATIENCE:.0f} s: see which of "
+            f"{[holder.pid for holder in leases.holders()]} does not go on"
+        ) from None
+    try:
+        yield
+    finally:
+        leases.end_opening()
 
 
 def seats_there(folder: Path) -> list[int]:

@@ -24,7 +24,7 @@ import trio
 from blockdev.adoption import Adoption
 from blockdev.ahead import Ahead
 from blockdev.catalog import Catalog, Trust
-from blockdev.catalog_upkeep import begin_sessions, give_up, keep_committing, settle
+from blockdev.catalog_upkeep import begin_sessions, distrust_together, give_up, keep_committing, settle
 from blockdev.catalogs import Catalogs, catalog_folder
 from blockdev.debts import Debts
 from blockdev.device import Device
@@ -33,7 +33,7 @@ from blockdev.follow import Follower
 from blockdev.ground import Ground, fill_space
 from blockdev.lease import SEATS, Leases, seat_identity
 from blockdev.media import Media
-from blockdev.membership import GRACE, Membership, others_there, seats_there
+from blockdev.membership import GRACE, Membership, opening, others_there, seats_there
 from blockdev.parts import Parts
 from blockdev.pool import Pool
 from blockdev.reading import Reader
@@ -45,7 +45,7 @@ from blockdev.seat_catalogs import SeatCatalogs
 from blockdev.slots import SlotOptions, Slots
 from blockdev.sources import Sources
 from blockdev.space import Space
-from blockdev.superblocks import attach, check_domain, device_table, next_sequences
+from blockdev.superblocks import attach, check_domain, device_table, next_sequences, read_again
 from blockdev.tasks import background
 from blockdev.types import DeviceNo, DirtyChunk, RegionId, RegionState, Superblock
 from blockdev.versions import Versions
@@ -164,19 +164,22 @@ class _Opener:
             return
         pool = self.superblock.pool
         leases = self.stack.enter_context(Leases.open(self.folder, pool))
-        leases.join(self.options.purpose)
-        self.membership = Membership(self.folder, pool, self.options.domain, leases)
-        self.stack.callback(self.membership.close)
-        async with self.membership.opening():
-            await self._load_headers()  # not before: others may have changed them
+        async with opening(leases):
+            leases.join(self.options.purpose)
+            self.membership = Membership(self.folder, pool, self.options.domain, leases)
+            self.stack.callback(self.membership.close)
+            await read_again(self.media, self.superblock.devices)  # not before: others may have changed them
+            await self._load_headers()
             self.membership.take_free_seats(self.media)
             self.regions = await self.membership.take_regions(self.media)
             before = {a.superblock.device: a.superblock.sequence for a in self.media.devices.values()}
             if self.membership.alone:
                 await next_sequences(self.media, self.superblock.devices)
+        blank = [s for s in leases.seats if not self.regions[s] and s not in seats_there(self.folder)]
         own: dict[int, Catalog] = {}
         for seat in leases.seats:
             own[seat], self.trusts[seat] = self._open_catalog(seat, before)
+        distrust_together(own, self.trusts, blank)
         self._assign(own)
         self._distrust(self.membership.claimed)
         self.catalogs.see_others(seats_there(self.folder))

@@ -59,11 +59,12 @@ class Others:
         self._publisher = tools.publisher
         self._versions = tools.versions
         self._sources = tools.sources
-        self._aliases = {alias.object_id: alias for alias in aliases}
+        self._aliases = {alias.ref: alias for alias in aliases}
+        """Of ours; of an object there are several after we took over a seat that had spoken of it, too."""
 
     def absorb(self, aliases: Iterable[Descriptor]) -> None:
         """Look after the aliases of another seat, too."""
-        self._aliases |= {alias.object_id: alias for alias in aliases}
+        self._aliases |= {alias.ref: alias for alias in aliases}
 
     def is_ours(self, record: Descriptor) -> bool:
         """Whether we may change the object that `record` shows."""
@@ -113,7 +114,7 @@ class Others:
             await self._publisher.abandon(taken)  # noqa: ASYNC102 - shielded by the pool
             raise
         self._room.publish(slot, record.object_id)
-        self._aliases[record.object_id] = record
+        self._aliases[record.ref] = record
         self._catalogs.put(record)
         self._catalogs.outdo([wanted.ref, *owed], stamp)
         if old is not None and old.object_id != record.object_id:
@@ -140,7 +141,9 @@ class Others:
     async def remove(self, record: Descriptor) -> None:
         """Remove another's object. :raises NoSpace, Unavailable, DeviceError:"""
         await self._versions.debts.bury_all([other.ref for other in self._catalogs.behind(record)])
-        await self._drop_alias(record.object_id)
+        alias = self._catalogs.alias(record.object_id)
+        if alias is not None:
+            await self._drop_alias(alias)
         self._catalogs.commit()
 
     async def outdo_rivals(self, record: Descriptor) -> None:
@@ -178,11 +181,10 @@ class Others:
             and self._room.is_ours(other.ref)
         ]
 
-    async def _drop_alias(self, object_id: ObjectId) -> None:
-        alias = self._aliases.pop(object_id, None)
-        if alias is not None:
-            self._catalogs.forget(alias)
-            await self._room.invalidate([alias.ref])
+    async def _drop_alias(self, alias: Descriptor) -> None:
+        self._aliases.pop(alias.ref, None)
+        self._catalogs.forget(alias)
+        await self._room.invalidate([alias.ref])
 
     # ── of ours ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -245,18 +247,18 @@ class Others:
         """
         for alias in list(self._aliases.values())[:limit]:
             with locks.try_hold(alias.object_id) as held:
-                if held and self._aliases.get(alias.object_id) is alias:
+                if held and self._aliases.get(alias.ref) is alias:
                     await self._sweep_alias(alias)
         await self._versions.debts.sweep(limit)
 
     async def _sweep_alias(self, alias: Descriptor) -> None:
         if await self._is_over(alias):
-            await self._drop_alias(alias.object_id)
+            await self._drop_alias(alias)
             for ref in (alias.head, *alias.supersedes):
                 if ref is not None:
                     self._catalogs.not_outdone(ref, alias.stamp)
         else:  # at the end: the next ones are looked at the next time
-            self._aliases[alias.object_id] = self._aliases.pop(alias.object_id)
+            self._aliases[alias.ref] = self._aliases.pop(alias.ref)
 
     async def _is_over(self, alias: Descriptor) -> bool:
         base = alias.head

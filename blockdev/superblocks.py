@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from blockdev import layout
 from blockdev.device import Device
-from blockdev.errors import BadSuperblock, DeviceMismatch, FormatError, WrongDomain
+from blockdev.errors import BadSuperblock, DeviceMismatch, FormatError, PoolBusy, WrongDomain
 from blockdev.media import Attached, Media
 from blockdev.memory import page_buffer
 from blockdev.types import PAGE, DeviceEntry, Superblock
@@ -103,6 +103,21 @@ def check_domain(attached: Sequence[Attached], ours: str) -> None:
             raise WrongDomain(
                 f"pool {its.name!r} is coordinated by {its.domain}, this host's domain is {ours}"
             )
+
+
+async def read_again(media: Media, table: tuple[DeviceEntry, ...]) -> None:
+    """See how often the pool was opened since its devices were attached.
+
+    :param table: its devices, as they were known then
+    :raises PoolBusy: it was changed meanwhile
+    :raises FormatError, DeviceError:
+    """
+    for attached in media.devices.values():
+        known, now = attached.superblock, await read_superblock(attached.device)
+        same = replace(now, devices=known.devices, sequence=known.sequence) == known
+        if not same or now.devices != table[: len(now.devices)]:
+            raise PoolBusy(f"pool {known.name!r} was changed while it was being opened: open it again")
+        attached.superblock = now
 
 
 async def next_sequences(media: Media, table: tuple[DeviceEntry, ...]) -> None:
