@@ -96,7 +96,7 @@ class Adoption:
         for number, _ in enumerate(catalogs.dissolve(seat)):
             if number % _AT_ONCE == 0:
                 await trio.lowlevel.checkpoint()
-        self._membership.leave_seat(seat)
+        self._membership.leases.leave_seat(seat)
 
     async def _take_over(self, pool: Pool, seats: list[int]) -> None:
         media, catalogs, membership = pool.media, pool.catalog, self._membership
@@ -108,10 +108,11 @@ class Adoption:
                 regions |= dict.fromkeys(await membership.take_regions_of(seat, media), seat)
             sequences = {a.superblock.device: a.superblock.sequence for a in media.devices.values()}
             trusts: dict[int, Trust] = {}
+            blank = self._membership.blank(seats, regions.values())
             for seat in seats:
                 catalogs.close_other(seat)
                 opened[seat], trusts[seat] = self._open_catalog(seat, sequences)
-            distrust_together(opened, trusts)
+            distrust_together(opened, trusts, blank)
             for seat in seats:
                 catalogs.read_other(seat)  # as it was, until all is done
             space, slots, found = await self._recover_aside(pool, opened, trusts, regions)

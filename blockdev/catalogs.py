@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import shutil
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
@@ -133,7 +134,8 @@ class Catalogs:
         primary.mark_dirty(*catalog.dirty_chunks())
         primary.commit()
         del self.own[seat]
-        catalog.clear()
+        catalog.close(clean=False)
+        _remove(catalog_folder(self._folder, seat))
         self._refresh()
 
     def close_other(self, seat: int) -> None:
@@ -157,10 +159,7 @@ class Catalogs:
 
     def raw(self, directory: DirectoryId, name: bytes, without: Collection[int] = ()) -> list[Descriptor]:
         """Every record of a name, as it is in its catalogue. :param without: seats not to be asked"""
-        catalogs = self._all
-        if without:
-            every = {**self.own, **self.others}
-            catalogs = [catalog for seat, catalog in every.items() if seat not in without]
+        catalogs = self._without(without)
         found = [
             record
             for one in self.same(directory)
@@ -168,6 +167,17 @@ class Catalogs:
             if (record := catalog.get(one, name)) is not None
         ]
         return [record for record in found if record.kind is not Kind.TOMBSTONE]
+
+    def aliases(self, object_id: ObjectId, without: Collection[int] = ()) -> list[Descriptor]:
+        """Every ALIAS of an object. :param without: seats not to be asked"""
+        found = (catalog.by_id(object_id, alias=True) for catalog in self._without(without))
+        return [record for record in found if record is not None]
+
+    def _without(self, seats: Collection[int]) -> list[Catalog]:
+        if not seats:
+            return self._all
+        every = {**self.own, **self.others}
+        return [catalog for seat, catalog in every.items() if seat not in seats]
 
     def by_id(self, object_id: ObjectId) -> Descriptor | None:
         """What an object is, under whatever name; None if it is gone."""
@@ -408,6 +418,15 @@ class Catalogs:
     def _of(self, region: RegionId) -> Catalog:
         seat = self._seats.get(region)
         return self.primary if seat is None else self.own[seat]
+
+
+def _remove(folder: Path) -> None:
+    """Take a catalogue away, at one blow: one that was only emptied must be built again from the media."""
+    gone = folder.with_name(f"{folder.name}.gone")
+    shutil.rmtree(gone, ignore_errors=True)
+    with suppress(FileNotFoundError):
+        folder.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def _store(catalog: Catalog, record: Descriptor) -> None:

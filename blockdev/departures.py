@@ -71,12 +71,10 @@ class Departures:
         return object_id in self._policy and self._policy.last_used(object_id) == -math.inf
 
     async def _may_go(self, record: Descriptor) -> bool:
-        pins = self._versions.pins
-        if record.object_id in pins or not await self._others.try_to_outdo_rivals(record):
+        if record.object_id in self._versions.pins:
             return False
-        if not await self._versions.may_leave(record):
-            return False
-        return record.object_id not in pins  # while its debts were looked at
+        # From here on a tombstone may say that it is gone. Who pins it now can read it all the same until they unpin.
+        return await self._others.try_to_outdo_rivals(record) and await self._versions.may_leave(record)
 
     async def quarantine(self, record: Descriptor, error: ChecksumError) -> None:
         """Drop an object whose bytes are wrong; another's is not there for us from now on, and its owner is told."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import shutil
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -117,6 +116,10 @@ class Membership:
         """What was taken over is ours now, or was left."""
         self._aside.clear()
 
+    def blank(self, seats: Iterable[int], writers: Collection[int]) -> list[int]:
+        """Those of these seats that have nothing. :param writers: seats that have regions"""
+        return sorted(set(seats) - set(writers) - set(self.seats_there()))
+
     def incomplete_seats(self, media: Media) -> set[int]:
         """Seats of ours with regions that are not ours, since they were out of reach when we took the seat."""
         assert self._catalogs is not None
@@ -137,12 +140,6 @@ class Membership:
                     self.leases.release_region(region)
                 for seat in seats:
                     self.leases.leave_seat(seat)
-
-    def leave_seat(self, seat: int) -> None:
-        """Give up a seat that has nothing any more."""
-        with suppress(OSError):  # it is only not as tidy
-            shutil.rmtree(catalog_folder(self._folder, seat))
-        self.leases.leave_seat(seat)
 
     async def _lease_soon(self, region: RegionId) -> bool:
         """Lease a region that can only be locked for a moment, by who looks whether it is free."""

@@ -175,7 +175,7 @@ class _Opener:
             before = {a.superblock.device: a.superblock.sequence for a in self.media.devices.values()}
             if self.membership.alone:
                 await next_sequences(self.media, self.superblock.devices)
-        blank = [s for s in leases.seats if not self.regions[s] and s not in seats_there(self.folder)]
+        blank = self.membership.blank(leases.seats, [seat for seat, its in self.regions.items() if its])
         own: dict[int, Catalog] = {}
         for seat in leases.seats:
             own[seat], self.trusts[seat] = self._open_catalog(seat, before)

@@ -110,13 +110,21 @@ class Recovery:
         return self._media.reaches(ref)
 
     async def _rivals(self, candidates: Iterable[Descriptor]) -> list[Descriptor]:
-        """Records outside of the scanned chunks that those inside speak about: of the same name, or listed."""
+        """Records outside of the scanned chunks that those inside speak about, or that speak about those: of the same
+        name, listed, or an ALIAS of the same object.
+        """
         rivals: dict[SlotRef, Descriptor] = {}
         waiting = list(candidates)
         while waiting:
             record = waiting.pop()
             key = record.directory, record.name
-            known = [*self._catalog.raw(*key), *self._view.raw(*key, without=self._catalog.seats)]
+            seats = self._catalog.seats
+            known = [
+                *self._catalog.raw(*key),
+                *self._catalog.aliases(record.object_id),
+                *self._view.raw(*key, without=seats),
+                *self._view.aliases(record.object_id, without=seats),
+            ]
             listed = [
                 await self._scan.read_record(ref)
                 for ref in stamps.listed(record)

@@ -56,6 +56,11 @@ class SeatCatalogs:
         """The record of an object."""
         return next((r for c in self._catalogs.values() if (r := c.by_id(object_id)) is not None), None)
 
+    def aliases(self, object_id: ObjectId) -> list[Descriptor]:
+        """Every ALIAS of an object."""
+        found = (catalog.by_id(object_id, alias=True) for catalog in self._catalogs.values())
+        return [record for record in found if record is not None]
+
     def raw(self, directory: DirectoryId, name: bytes) -> list[Descriptor]:
         """Every record of a name."""
         found = (catalog.get(directory, name) for catalog in self._catalogs.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from trio.testing import MockClock
 from blockdev.errors import Missing, NotEmpty, Raced
 from blockdev.membership import FOLLOW_PERIOD, GRACE
 from blockdev.pool import Pool
+from blockdev.testing import RandomFaults
 from blockdev.types import KIB, ROOT, DirectoryId, Foreign, Kind
 from tests.blockdev.members import Host, host
 from tests.blockdev.pools import EXTENT, content, pattern, put
@@ -234,3 +236,80 @@ async def test_evicting_what_was_outdone_leaves_what_outdid_it(both: Both, autoj
     for _ in range(20):
         assert await seen(one, b"x") == await seen(two, b"x") == pattern(300 * KIB, 2)
         await trio.sleep(SOON)
+
+
+@pytest.mark.parametrize("how", ["evict", "remove", "replace", "rename"])
+async def test_what_moved_away_outlives_what_has_its_former_name(
+    both: Both, autojump_clock: MockClock, how: str
+) -> None:
+    _, one, two = both
+    await trio.sleep(SOON)
+    moved = await put(one, b"x", pattern(300 * KIB, 1))
+    await trio.sleep(SOON)
+    async with one.exclusively(moved.object_id):  # so that its owner does not come to folding it in
+        await two.rename(moved, ROOT, b"y")
+        later = await put(two, b"x", pattern(300 * KIB, 2))
+        if how == "evict":
+            assert await two._departures.evict(later.object_id)
+        elif how == "remove":
+            await two.remove(later)
+        elif how == "replace":
+            await put(two, b"x", pattern(300 * KIB, 3))
+        else:
+            other = await put(two, b"z", 1000)
+            await two.rename(other, ROOT, b"x")
+        await trio.sleep(SOON)
+        assert await seen(two, b"y") == await seen(one, b"y") == pattern(300 * KIB, 1)
+    await trio.sleep(5)
+    assert await seen(two, b"y") == await seen(one, b"y") == pattern(300 * KIB, 1)
+
+
+async def test_an_alias_that_is_written_anew_while_it_is_swept_stays(
+    both: Both, autojump_clock: MockClock
+) -> None:
+    made, one, two = both
+    await trio.sleep(SOON)
+    record = await put(one, b"x", 300 * KIB)
+    await trio.sleep(SOON)
+    record = await two.update(record, mode=0o100600)
+    await trio.sleep(SOON)  # its owner has done it
+    for device in made.devices:
+        device.random_faults = RandomFaults(delay=(0.01, 0.01))
+    async with one.exclusively(record.object_id), trio.open_nursery() as nursery:
+        nursery.start_soon(two.sweep)
+        await trio.sleep(0.005)
+        nursery.start_soon(partial(two.update, record, mode=0o100640))
+        for _ in range(20):
+            await trio.sleep(0.01)
+            assert one.lookup(ROOT, b"x") is not None
+            assert two.lookup(ROOT, b"x") is not None
+    await trio.sleep(SOON)
+    for pool in (one, two):
+        shown = pool.lookup(ROOT, b"x")
+        assert shown is not None
+        assert shown.mode == 0o100640
+
+
+async def test_two_that_come_at_once_do_not_share_out_what_one_left(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    made = await host(tmp_path)
+    async with made.pool() as one, made.pool():
+        await put(one, b"x", 300 * KIB)
+    for device in made.devices:
+        device.random_faults = RandomFaults(delay=(0.01, 0.01))
+    seats = []
+    there = trio.Event()
+
+    async def come() -> None:
+        async with made.pool() as pool:
+            seats.append(sorted(pool.catalog.own))
+            assert await seen(pool, b"x") == pattern(300 * KIB, b"x")
+            await there.wait()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(come)
+        nursery.start_soon(come)
+        await trio.sleep(5)
+        there.set()
+    assert sorted(seats) in ([[0], [1]], [[0, 1], [2]])
