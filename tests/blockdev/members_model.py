@@ -99,6 +99,8 @@ class MembersModel:
     may: dict[Key, set[Seen]] = field(default_factory=dict)
     busy: set[Key] = field(default_factory=set)
     evictions: Counter[Key] = field(default_factory=Counter)
+    names: dict[ObjectId, set[Key]] = field(default_factory=dict)
+    """That objects were given by renaming."""
     kills: int = 0
     read: Counter[SlotAddress] = field(default_factory=Counter)
     tag: int = 0
@@ -188,13 +190,20 @@ class MembersModel:
         async def spy(object_id: ObjectId, *, ahead: bool = False) -> bool:
             record = pool.catalog.by_id(object_id)
             if record is not None:
-                # What is being renamed has another name already, which its owner may not have seen.
-                for key in {(record.directory, record.name), *self.busy}:
-                    self._known(key).add(None)
-                    self.evictions[key] += 1
-            return await evict(object_id, ahead=ahead)
+                self._may_be_gone(record)
+            gone = await evict(object_id, ahead=ahead)
+            if record is not None and gone:  # it may have been renamed meanwhile
+                self._may_be_gone(record)
+            return gone
 
         pool._room.evict = spy
+
+    def _may_be_gone(self, evicted: Descriptor) -> None:
+        # What is being renamed has another name already, which its owner may not have seen.
+        keys = {(evicted.directory, evicted.name), *self.names.get(evicted.object_id, ()), *self.busy}
+        for key in keys:
+            self._known(key).add(None)
+            self.evictions[key] += 1
 
     # ── what is written ──────────────────────────────────────────────────────────────────────────────────
 
@@ -341,6 +350,7 @@ class MembersModel:
         if source is None or target is None or record is None:
             self.busy -= {key for key in (source, target) if key}
             return
+        self.names.setdefault(record.object_id, set()).add(target)
         moving = self._known(source) - {None} or {None}
         self._known(source).add(None)
         self._known(target).update(moving)
