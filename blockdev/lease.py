@@ -30,13 +30,13 @@ import json
 import os
 import struct
 import tempfile
-import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 from uuid import UUID, uuid4, uuid5
 
 from blockdev.errors import LeaseLost, PoolBusy, WrongDomain
+from blockdev.forks import ends_in_children
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -81,7 +81,7 @@ class Leases:
         self._fd = fd
         self._sole = False
         self.seats: list[int] = []
-        _OPEN.add(self)
+        ends_in_children(self)
 
     @classmethod
     def open(cls, folder: Path, pool: UUID) -> Leases:
@@ -89,7 +89,6 @@ class Leases:
         :param folder: the host's state folder; made if absent
         :raises OSError:
         """
-        _watch_forks()
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{pool}.lock"
         return cls(path, pool, os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
@@ -237,9 +236,16 @@ class Leases:
     ) -> None:
         self.close()
 
+    def end_in_child(self) -> None:
+        """The child shares the open file: while it had it, the locks would outlive the parent.
+
+        Closing is no unlocking as long as the parent has it open, and the record is the parent's.
+        """
+        if self._fd >= 0:
+            self._forget()
+
     def _forget(self) -> None:
         fd, self._fd, self._sole, self.seats = self._fd, -1, False, []
-        _OPEN.discard(self)
         os.close(fd)
 
     def _lock(self, position: int, kind: int = fcntl.F_WRLCK) -> bool:
@@ -328,23 +334,3 @@ def _by(holders: list[Holder]) -> str:
     if not holders:
         return "elsewhere"
     return ", ".join(f"by process {h.pid}" + (f" ({h.purpose})" if h.purpose else "") for h in holders)
-
-
-_OPEN: Final[weakref.WeakSet[Leases]] = weakref.WeakSet()
-_watching = False
-
-
-def _watch_forks() -> None:
-    global _watching  # noqa: PLW0603 - os.register_at_fork cannot be undone, so once for the process
-    if not _watching:
-        os.register_at_fork(after_in_child=_drop_in_child)
-        _watching = True
-
-
-def _drop_in_child() -> None:
-    """The child shares the open file: while it had it, the locks would outlive the parent.
-
-    Closing is no unlocking as long as the parent has it open, and the record is the parent's.
-    """
-    for leases in list(_OPEN):
-        leases._forget()

@@ -21,6 +21,7 @@ from typing import IO, TYPE_CHECKING, Any
 import trio
 
 from blockdev.errors import BlockError
+from blockdev.forks import closed_in_children
 from kvfs.errors import (
     ControlError,
     ControlTimeout,
@@ -72,9 +73,10 @@ async def serve(
             await _answer(stream, handlers)
 
     try:
-        async with listener:
-            task_status.started()
-            await trio.serve_listeners(answer, [listener])
+        with closed_in_children(listener.socket.fileno()):
+            async with listener:
+                task_status.started()
+                await trio.serve_listeners(answer, [listener])
     finally:
         _remove(path, inode)
 

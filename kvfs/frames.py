@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from blockdev.errors import BlockError, DeviceTimeout
+from blockdev.forks import ends_in_children
 from kvfs.arena import Arena
 from kvfs.errors import FramesClosed, FramesError, NoFrames
 from kvfs.frame_table import Frame, FrameStatistics, FrameTable
@@ -102,11 +103,16 @@ class FrameCache:
         self._loading_ahead = 0
         self._closed = False
         self._counts = _Counts()
+        ends_in_children(self)
+
+    def end_in_child(self) -> None:
+        """After a fork: frames may be the parent's memory, which it goes on writing to."""
+        self._closed = True
 
     def peek(self, slot: SlotRef) -> Frame | None:
         """The extent in a slot if it is here, pinned; None if not. Loads nothing."""
         frame = self._table.find(slot)
-        if frame is None:
+        if frame is None or self._closed:
             return None
         self._table.pin(frame)
         self._counts.hits += 1

@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from blockdev.forks import closed_in_children
 from kvfs.errors import ConfigError, MountPointBusy, UnknownPool
 
 if TYPE_CHECKING:
@@ -106,7 +107,8 @@ class MountFolder:
         folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             self._lock(folder)
-            yield
+            with closed_in_children(folder):
+                yield
         finally:
             os.close(folder)
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import trio
 
+from blockdev import forks
 from kvfs.errors import MountFailed
 from kvfs.fuse import wire
 from kvfs.mountpoint import DEV_FUSE, FSTYPE
@@ -41,6 +42,7 @@ class Connection:
 
     def __init__(self, fd: int, path: str) -> None:
         os.set_blocking(fd, False)
+        forks.close_in_children(fd)  # or who waits for an answer would wait for as long as one lives
         self.fd = fd
         self._path = path
 
@@ -56,6 +58,7 @@ class Connection:
         waiting = select.poll()
         waiting.register(self.fd, 0)
         gone = bool(waiting.poll(0))  # an error condition: unmounted from outside
+        forks.forget(self.fd)
         os.close(self.fd)
         if gone:
             return

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import errno
-import os
 import stat
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,6 +62,7 @@ from tests.blockdev.pools import (
     stored,
 )
 from tests.conftest import ExpectLog
+from tests.forking import in_child
 
 
 def named(pool: Pool, directory: DirectoryId = ROOT) -> list[bytes]:
@@ -1398,21 +1397,19 @@ async def test_a_pool_that_is_closed(tmp_path: Path) -> None:
         assert pool.lookup(ROOT, b"x") == record
 
 
+def refuses(pool: Pool) -> bool:
+    try:
+        pool.lookup(ROOT, b"x")
+    except PoolClosed:
+        return True
+    return False
+
+
 async def test_a_pool_ends_in_a_child_process(tmp_path: Path) -> None:
     bench = await made(tmp_path)
     async with bench.pool() as pool:
         record = await put(pool, b"x", 300 * KIB)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of later Pythons, about forks among threads
-            child = os.fork()
-        if not child:
-            try:
-                pool.lookup(ROOT, b"x")
-                os._exit(1)
-            except PoolClosed:
-                os._exit(0)
-        _, status = os.waitpid(child, 0)  # noqa: ASYNC222 - it has ended or will at once
-        assert os.waitstatus_to_exitcode(status) == 0
+        assert in_child(lambda: refuses(pool))
         assert pool.lookup(ROOT, b"x") == record
 
 

@@ -29,6 +29,7 @@ from blockdev.types import (
 )
 from kvfs.errors import FramesClosed, NoFrames
 from kvfs.frames import Arena, Frame, FrameCache, open_frames
+from tests.forking import in_child
 
 
 def an_object(number: int) -> Descriptor:
@@ -193,6 +194,15 @@ async def test_resident_get_has_no_checkpoint():
             assert await cache.get(*extent(A, 0)) is frame
             cache.unpin(frame)
         assert not scope.cancelled_caught
+        cache.unpin(frame)
+
+
+async def test_a_child_process_finds_nothing():
+    async with tier(2, Source(0)) as cache:
+        frame = await cache.get(*extent(A, 0))
+        cache.unpin(frame)
+        assert in_child(lambda: cache.peek(slot(A, 0)) is None)
+        assert cache.peek(slot(A, 0)) is frame
         cache.unpin(frame)
 
 
