@@ -13,7 +13,7 @@ import trio.testing
 
 from tests.blockdev.members_model import MembersModel
 
-BATCH = 20
+BATCH = 10
 EVENTS = 12
 _FOLDER = Path("/dev/shm")
 """The catalogues' session files are synced often: not on a disk, where there is memory."""
