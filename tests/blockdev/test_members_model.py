@@ -13,6 +13,7 @@ import trio.testing
 
 from tests.blockdev.members_model import MembersModel
 
+pytestmark = pytest.mark.timeout(600)  # 10 s where nothing else runs
 BATCH = 10
 EVENTS = 12
 _FOLDER = Path("/dev/shm")
