@@ -36,8 +36,14 @@ class Policy(Protocol):
         Objects may be added, used and removed between steps: what is gone or was used meanwhile does not come.
         """
 
+    def unfinished(self, slot_class: SlotClass) -> Iterator[ObjectId]:
+        """Objects that are no victims, since somebody is about to use them for the first time; else as `victims`."""
+
     def last_used(self, object_id: ObjectId) -> float:
         """When it was; minus infinity for one that goes before whatever was ever used. :raises KeyError: not known"""
+
+    def is_unfinished(self, object_id: ObjectId) -> bool:
+        """Whether it is one of `unfinished`."""
 
     def classes(self, object_id: ObjectId) -> frozenset[SlotClass]:
         """The classes of its slots. :raises KeyError: it is not known"""
@@ -118,11 +124,17 @@ class Lru:
     def victims(self, slot_class: SlotClass) -> Iterator[ObjectId]:
         return self._walk([end for mask, end in self._lists.items() if mask >> slot_class & 1])
 
+    def unfinished(self, slot_class: SlotClass) -> Iterator[ObjectId]:
+        return iter(())
+
     def order(self) -> Iterator[ObjectId]:
         return self._walk(list(self._lists.values()))
 
     def last_used(self, object_id: ObjectId) -> float:
         return self._used[self._entries[object_id]]
+
+    def is_unfinished(self, object_id: ObjectId) -> bool:
+        return False
 
     def classes(self, object_id: ObjectId) -> frozenset[SlotClass]:
         mask = self._mask[self._entries[object_id]]
@@ -185,7 +197,8 @@ class Lru:
 class TemporaryFirst:
     """Another policy, but what still has a temporary file's name long after it got it goes first.
 
-    Whoever wrote it has died, or would have given it its final name by now.
+    Whoever wrote it has died, or would have given it its final name by now; until then that is about to come, and it is
+    no victim.
 
     :param is_temporary: whether a name is a temporary file's
     :param wall_ns: the clock that stamps follow
@@ -237,8 +250,11 @@ class TemporaryFirst:
     def victims(self, slot_class: SlotClass) -> Iterator[ObjectId]:
         yield from filter(self._is_abandoned, self._temporary.victims(slot_class))
         for object_id in self._policy.victims(slot_class):
-            if not self._is_abandoned(object_id):  # that one has had its turn
+            if object_id not in self._since:  # an abandoned one has had its turn
                 yield object_id
+
+    def unfinished(self, slot_class: SlotClass) -> Iterator[ObjectId]:
+        return filter(self.is_unfinished, self._temporary.victims(slot_class))
 
     def order(self) -> Iterator[ObjectId]:
         """The other policy's; who adds them again tells their names again."""
@@ -247,6 +263,9 @@ class TemporaryFirst:
     def last_used(self, object_id: ObjectId) -> float:
         used = self._policy.last_used(object_id)
         return -math.inf if self._is_abandoned(object_id) else used
+
+    def is_unfinished(self, object_id: ObjectId) -> bool:
+        return object_id in self._since and not self._is_abandoned(object_id)
 
     def classes(self, object_id: ObjectId) -> frozenset[SlotClass]:
         return self._policy.classes(object_id)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import trio
@@ -157,6 +157,7 @@ class Room(Slots):
             or await self._empty_inline(slot_class)
             or await self._wait_for_any(slot_class)
             or await self._wait_for_others()
+            or await self._evict_first(self._policy.unfinished(slot_class))
         )
 
     async def advance(self, slot_class: SlotClass) -> bool:
@@ -204,7 +205,11 @@ class Room(Slots):
         coldest = self._space.coldest_region(slot_class, self._may_empty, before)
         if coldest is not None and await self.regions.repurpose(coldest, slot_class, ahead=ahead):
             return True
-        for candidate in self._policy.victims(slot_class):
+        return await self._evict_first(self._policy.victims(slot_class), ahead=ahead)
+
+    async def _evict_first(self, candidates: Iterator[ObjectId], *, ahead: bool = False) -> bool:
+        """Evict the first of these that may go; whether there was one."""
+        for candidate in candidates:
             if await self.evict(candidate, ahead=ahead):
                 return True
         return False
@@ -231,7 +236,11 @@ class Room(Slots):
             return False
         if self._space.is_spared(region):
             return False
-        return all(owner in self._policy and self.may_go(owner) for owner in region.owners())
+        policy = self._policy
+        return all(
+            owner in policy and not policy.is_unfinished(owner) and self.may_go(owner)
+            for owner in region.owners()
+        )
 
     async def _wait_for_others(self) -> bool:
         """Wait for a region that another member gives up; False if none does in time."""

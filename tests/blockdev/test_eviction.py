@@ -167,15 +167,19 @@ class TemporaryMachine(RuleBasedStateMachine):
         assert list(self.policy.order()) == list(self.model)
         assert len(self.policy) == len(self.model)
         first = [o for o in self.told if self.overdue(o)]
+        unfinished = [o for o in self.told if not self.overdue(o)]
         for slot_class in CLASSES:
-            expected = [*first, *(o for o in self.model if o not in first)]
+            expected = [*first, *(o for o in self.model if o not in self.told)]
             expected = [o for o in expected if slot_class in self.model[o]]
             assert list(self.policy.victims(slot_class)) == expected
+            expected = [o for o in unfinished if slot_class in self.model[o]]
+            assert list(self.policy.unfinished(slot_class)) == expected
         for object_id in OBJECTS:
             assert (object_id in self.policy) == (object_id in self.model)
             if object_id in self.model:
                 assert (self.policy.last_used(object_id) == -math.inf) == self.overdue(object_id)
                 assert self.policy.classes(object_id) == self.model[object_id]
+                assert self.policy.is_unfinished(object_id) == (object_id in unfinished)
 
 
 TestTemporaryFirst = TemporaryMachine.TestCase
