@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from rdma.cuda import CudaDriver, open_driver
 from rdma.errors import LeaseEnded, NoBuffers
-from rdma.host_memory import PAGE, address_of, host_memory
+from rdma.host_memory import PAGE, address_of, host_memory, unlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,6 +76,7 @@ class HostMemory:
     ) -> None:
         self.view: memoryview = host_memory(size, huge_pages=huge_pages, lock=lock)
         self.address = address_of(self.view)
+        self._is_locked = lock
         self._driver = driver
         if driver is not None:
             driver.pin(self.view)
@@ -84,6 +85,9 @@ class HostMemory:
         if self._driver is not None:
             self._driver.unpin(self.view)
             self._driver = None
+        if self._is_locked:
+            unlock(self.view)
+            self._is_locked = False
 
 
 class DeviceMemory:

@@ -23,7 +23,7 @@ _MADV_WIPEONFORK: Final = 18
 _MADV_POPULATE_WRITE: Final = 23
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc.mlock.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.mlock.argtypes = _libc.munlock.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 def host_memory(size: int, *, huge_pages: bool = True, lock: bool = False) -> memoryview:
@@ -73,6 +73,11 @@ def _lock(view: memoryview) -> None:
             f"the system does not let this process lock {view.nbytes >> 10} KiB of memory (RLIMIT_MEMLOCK is {allowed}): "
             f"raise it with 'ulimit -l {view.nbytes >> 10}' in the shell, or LimitMEMLOCK=infinity in the service's unit"
         )
+
+
+def unlock(view: memoryview) -> None:
+    """Let memory that was locked be swapped out again: its pages may live on for as long as somebody holds a view."""
+    _libc.munlock(address_of(view), view.nbytes)
 
 
 def address_of(view: memoryview) -> int:

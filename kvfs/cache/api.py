@@ -127,7 +127,7 @@ class Cache:
         """For each key, the bytes of its object; None if it is not there. Reads nothing from devices."""
         places = [self._place(key) for key in keys]
         finder = Finder(self._pool)
-        return [None if (record := finder.find(place)) is None else record.size for place in places]
+        return [finder.size_of(place) for place in places]
 
     def pin(self, key: Key) -> Pin:
         """Keep an object from being evicted. :raises NoObject: it is not there"""

@@ -30,6 +30,11 @@ class Finder:
         record = None if directory is None else self._pool.lookup(directory, place.name)
         return record if record is not None and record.kind is Kind.HEAD else None
 
+    def size_of(self, place: Place) -> int | None:
+        """Bytes of the object of that place; None as `find`."""
+        directory = self.directory(place.parents)
+        return None if directory is None else self._pool.size_of(directory, place.name)
+
     def directory(self, path: tuple[bytes, ...]) -> DirectoryId | None:
         if path not in self._known:
             above = self.directory(path[:-1])

@@ -12,7 +12,7 @@ by their hash's hexadecimal digits, in a directory of their own: `/kvfs-blocks/M
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
@@ -32,6 +32,7 @@ class Namespace:
     :ivar model: its name, and whatever else makes bytes differ: data type, revision
     :ivar rank: of the tensor-parallel worker
     :ivar group: of layers
+    :ivar parents: the directories from the root to its blocks
 
     :raises BadKey: not a name, or a number that is not from 0 to 2^32 - 1
     """
@@ -39,28 +40,25 @@ class Namespace:
     model: str
     rank: int = 0
     group: int = 0
+    parents: tuple[bytes, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not self.model or len(self._folder) > NAME_MAX:
-            raise BadKey(
-                f"a model's name has 1 to {NAME_MAX} bytes when it is escaped, not {len(self._folder)}"
-            )
+        folder = _escaped(self.model)
+        if not 0 < len(folder) <= NAME_MAX:
+            raise BadKey(f"a model's name has 1 to {NAME_MAX} bytes when it is escaped, not {len(folder)}")
         for what, number in (("rank", self.rank), ("group", self.group)):
             if not 0 <= number < _NUMBER_MAX:
                 raise BadKey(f"{what} {number} is not between 0 and {_NUMBER_MAX - 1}")
+        parents = (BLOCKS, folder, b"r%d" % self.rank, b"g%d" % self.group)
+        object.__setattr__(self, "parents", parents)  # once: it is needed for every key
 
     def __str__(self) -> str:
         return f"{self.model}, rank {self.rank}, group {self.group}"
 
-    @property
-    def parents(self) -> tuple[bytes, ...]:
-        """The directories from the root to its blocks."""
-        return (BLOCKS, self._folder, b"r%d" % self.rank, b"g%d" % self.group)
 
-    @property
-    def _folder(self) -> bytes:
-        escaped = quote(self.model, safe=" +,:=@").encode()
-        return escaped.replace(b".", b"%2E") if escaped in (b".", b"..") else escaped
+def _escaped(model: str) -> bytes:
+    escaped = quote(model, safe=" +,:=@").encode()
+    return escaped.replace(b".", b"%2E") if escaped in (b".", b"..") else escaped
 
 
 class Block(NamedTuple):

@@ -109,8 +109,10 @@ def test_arrays_of_numpy() -> None:
         made = np.zeros((4, 8), kind)
         writable(made)[:] = bytes([1] * made.nbytes)
         assert readable(made) == made.tobytes() == bytes([1] * made.nbytes)
+    fixed = np.zeros(8)
+    fixed.setflags(write=False)
     with pytest.raises(BadBuffer, match="a ndarray that is read-only"):
-        writable(np.broadcast_to(np.zeros(1), (8,)))
+        writable(fixed)
     with pytest.raises(BadBuffer, match="not in one piece"):
         writable(np.zeros((4, 8))[:, ::2])
 

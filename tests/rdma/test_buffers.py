@@ -236,11 +236,18 @@ def test_host_memory_is_zeros_on_a_page(huge_pages: bool) -> None:
 
 def test_locked_memory_stays_in_memory() -> None:
     size = 4 * PAGE
-    view = host_memory(size, huge_pages=False, lock=True)
+    before = locked()
+    memory = HostMemory(size, huge_pages=False, lock=True)
+    assert locked() == before + size
+    memory.close()
+    assert locked() == before
+    assert memory.view == bytes(size), "it is there as long as somebody holds a view"
+
+
+def locked() -> int:
+    """Bytes that this process has locked."""
     status = Path("/proc/self/status").read_text().splitlines()
-    locked = next(int(line.split()[1]) for line in status if line.startswith("VmLck:"))
-    assert locked >= size >> 10
-    assert view.nbytes == size
+    return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmLck:"))
 
 
 def test_locking_more_than_is_allowed_says_the_limit_and_how_to_raise_it(
