@@ -222,7 +222,6 @@ class CacheReader:
     async def _extents(self, job: Job) -> list[tuple[PoolExtent, memoryview]]:
         """What has to be read of an object, and where to; the rest is in its place already."""
         record, missing = job.record, []
-        await trio.lowlevel.checkpoint()  # many objects in the DRAM tier are many copies
         if record is None:
             return []
         try:
@@ -238,7 +237,9 @@ class CacheReader:
             part = job.into[start : start + extent_length(record.size, index, self._pool.extent_size)]
             if extent.is_hole:
                 part[:] = bytes(part.nbytes)
-            elif not self._copy(extent.ref, part):
+            elif self._copy(extent.ref, part):
+                await trio.lowlevel.checkpoint()  # many copies take long
+            else:
                 missing.append((PoolExtent(extent.ref, is_direct(part), record, index), part))
         job.left = len(missing)
         return missing
