@@ -10,9 +10,16 @@ RdmaError
 │   ├── TransferCancelled  nobody wants it any more
 │   └── TransferExpired    its deadline passed before it could begin
 ├── StreamClosed           used after its block had ended
+├── TransportError         a connection to a target
+│   ├── TransportClosed    we closed it
+│   ├── TransportBroken    the peer, or the way to it, ended it
+│   ├── TransportTimeout   no answer in time; nothing lands any more of what was under way
+│   └── TransportRefused   the target does not want it
 └── NvmeError              what a controller sent cannot be used
     ├── WireError          bytes that are no such structure
-    └── CommandFailed      it answered a command with an error; carries the status
+    ├── CommandFailed      it answered a command with an error; carries the status
+    ├── NotSupported       a controller or namespace of a kind that is not used here
+    └── KeyWanted          it demands authentication
 """
 
 from __future__ import annotations
@@ -67,12 +74,40 @@ class StreamClosed(RdmaError):
     """The stream's block has ended."""
 
 
+class TransportError(RdmaError):
+    """A connection to a target does not do."""
+
+
+class TransportClosed(TransportError):
+    """We closed it."""
+
+
+class TransportBroken(TransportError):
+    """The peer ended it, or the way to it did."""
+
+
+class TransportTimeout(TransportError):
+    """No answer in time. What was under way has been fenced off: nothing of it lands any more."""
+
+
+class TransportRefused(TransportError):
+    """The target refused the connection."""
+
+
 class NvmeError(RdmaError):
     """What a controller sent cannot be used."""
 
 
 class WireError(NvmeError):
     """These bytes are no such structure."""
+
+
+class NotSupported(NvmeError):
+    """A controller or namespace of a kind that is not used here."""
+
+
+class KeyWanted(NvmeError):
+    """The controller demands authentication, which is not there yet."""
 
 
 class CommandFailed(NvmeError):

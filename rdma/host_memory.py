@@ -80,6 +80,20 @@ def unlock(view: memoryview) -> None:
     _libc.munlock(address_of(view), view.nbytes)
 
 
+_get_buffer = ctypes.pythonapi.PyObject_GetBuffer
+_get_buffer.argtypes = (ctypes.py_object, ctypes.c_void_p, ctypes.c_int)
+_release_buffer = ctypes.pythonapi.PyBuffer_Release
+_release_buffer.argtypes = (ctypes.c_void_p,)
+_release_buffer.restype = None
+_PY_BUFFER_WORDS: Final = 11  # at least; the first is the address (stable ABI since Python 3.11)
+
+
 def address_of(view: memoryview) -> int:
-    """Where writable, contiguous bytes are in this process's address space."""
-    return ctypes.addressof(ctypes.c_char.from_buffer(view))
+    """Where contiguous bytes are in this process's address space."""
+    if not view.readonly and view.nbytes:
+        return ctypes.addressof(ctypes.c_char.from_buffer(view))
+    info = (ctypes.c_void_p * _PY_BUFFER_WORDS)()
+    _get_buffer(view, info, 0)
+    address = info[0]
+    _release_buffer(info)
+    return int(address or 0)
