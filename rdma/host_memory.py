@@ -80,9 +80,10 @@ def unlock(view: memoryview) -> None:
     _libc.munlock(address_of(view), view.nbytes)
 
 
-_get_buffer = ctypes.pythonapi.PyObject_GetBuffer
+_python = ctypes.PyDLL(None)  # of our own: what is declared on ctypes.pythonapi is everybody's
+_get_buffer = _python.PyObject_GetBuffer
 _get_buffer.argtypes = (ctypes.py_object, ctypes.c_void_p, ctypes.c_int)
-_release_buffer = ctypes.pythonapi.PyBuffer_Release
+_release_buffer = _python.PyBuffer_Release
 _release_buffer.argtypes = (ctypes.c_void_p,)
 _release_buffer.restype = None
 _PY_BUFFER_WORDS: Final = 11  # at least; the first is the address (stable ABI since Python 3.11)
