@@ -71,7 +71,7 @@ class Putter:
             stored[index] = ExtentRef(*slot, await self._write(slot, part))
 
         try:
-            await for_each(range(-(-size // step)), store, at_once=_AT_ONCE)
+            await for_each(range(-(-size // step)), store, at_once=min(_AT_ONCE, -(-size // step)))
         except BaseException:
             for slot in slots:
                 self._pool.give_back(slot)

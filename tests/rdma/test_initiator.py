@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import errno
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from random import Random
 from typing import TypeVar
@@ -15,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockdev.device import Device
-from blockdev.errors import DeviceClosed, DeviceError
 from blockdev.memory import page_buffer
 from blockdev.testing import check_device
 from rdma import nvme_wire as wire
@@ -24,7 +22,6 @@ from rdma.errors import (
     CommandFailed,
     KeyWanted,
     NotSupported,
-    NvmeError,
     TransportBroken,
     TransportClosed,
     TransportError,
@@ -34,6 +31,7 @@ from rdma.initiator import Initiator, InitiatorOptions, Piece, open_initiator, p
 from rdma.memory_target import MemoryTarget
 from rdma.nvme_identify import Capabilities
 from rdma.session import SessionOptions
+from tests.rdma.devices import Translated
 
 T = TypeVar("T")
 
@@ -58,39 +56,6 @@ def only(error: BaseException) -> BaseException:
 def asked(target: MemoryTarget, what: wire.Io) -> int:
     """How often that came on an I/O queue."""
     return sum(queue > 0 and command.opcode == what for queue, command in target.commands)
-
-
-class Translated:
-    """An initiator as a Device: with the errors of blockdev."""
-
-    is_file = False
-
-    def __init__(self, inner: Initiator) -> None:
-        self.inner = inner
-        self.name, self.size, self.block_size = inner.name, inner.size, inner.block_size
-
-    async def read_into(self, offset: int, buffer: memoryview) -> None:
-        await self._do(lambda: self.inner.read_into(offset, buffer))
-
-    async def write_from(self, offset: int, buffer: memoryview) -> None:
-        await self._do(lambda: self.inner.write_from(offset, buffer))
-
-    async def flush(self) -> None:
-        await self._do(self.inner.flush)
-
-    async def discard(self, offset: int, length: int) -> None:
-        await self._do(lambda: self.inner.discard(offset, length))
-
-    async def aclose(self) -> None:
-        await self.inner.aclose()
-
-    async def _do(self, work: Callable[[], Awaitable[None]]) -> None:
-        try:
-            await work()
-        except TransportClosed as error:
-            raise DeviceClosed(self.name, errno.EBADF, str(error)) from error
-        except (TransportError, NvmeError) as error:
-            raise DeviceError(self.name, errno.EIO, str(error)) from error
 
 
 @pytest.mark.parametrize("block_size", [512, 4096])
