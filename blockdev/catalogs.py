@@ -159,7 +159,7 @@ class Catalogs:
     def glance(self, directory: DirectoryId, name: bytes) -> Glance | None:
         """The file that a name stands for, where that is plain: one catalogue has a record of it, and nobody outdoes it.
         None: ask `get`, which takes longer and knows."""
-        found = [one for catalog in self._all if (one := catalog.packed(directory, name)) is not None]
+        found = [packed for catalog in self._all if (packed := catalog.packed(directory, name)) is not None]
         if len(found) != 1 or self._same:
             return None
         try:

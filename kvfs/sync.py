@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import trio
 
+from blockdev.forks import ends_in_children
 from kvfs import embed
 from kvfs.errors import CacheClosed
 
@@ -43,6 +44,12 @@ class BlockingCache:
     def __init__(self, cache: Cache, token: trio.lowlevel.TrioToken) -> None:
         self._cache = cache
         self._token = token
+        self._is_parents = False
+        ends_in_children(self)
+
+    def end_in_child(self) -> None:
+        """After a fork, the child has no thread that would answer."""
+        self._is_parents = True
 
     def lookup(self, keys: Iterable[Key]) -> list[int | None]:
         return self._call(self._cache.lookup, keys)
@@ -85,6 +92,7 @@ class BlockingCache:
         return self._wait(lambda: self._cache.remove(key))
 
     def lease(self, size: int) -> Lease:
+        self._check_process()
         return self._cache.lease(size)  # any thread may
 
     def statistics(self) -> CacheStatistics:
@@ -105,16 +113,22 @@ class BlockingCache:
             self._wait(lambda: context.__aexit__(None, None, None))
 
     def _call(self, work: Callable[..., T], *arguments: Any) -> T:  # noqa: ANN401 - what `work` takes
+        self._check_process()
         try:
             return trio.from_thread.run_sync(work, *arguments, trio_token=self._token)
         except trio.RunFinishedError:
             raise CacheClosed("the cache is closed") from None
 
     def _wait(self, work: Callable[[], Awaitable[T]]) -> T:
+        self._check_process()
         try:
             return trio.from_thread.run(work, trio_token=self._token)
         except (trio.RunFinishedError, trio.Cancelled):
             raise CacheClosed("the cache is closed") from None
+
+    def _check_process(self) -> None:
+        if self._is_parents:
+            raise CacheClosed("the cache belongs to the parent of this process: open one after the fork")
 
 
 class BlockingArrivals:

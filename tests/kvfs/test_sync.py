@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -145,6 +147,25 @@ def test_a_closed_cache_says_so(pool: Kvfs) -> None:
             call()
     with pytest.raises(CacheClosed):
         cache.lease(4096)
+
+
+def test_a_child_of_a_fork_is_told_and_does_not_hang(pool: Kvfs) -> None:
+    with opened(pool, buffers=MIB) as cache:
+        cache.put(b"x", noise(1))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of later Pythons, about forks among threads
+            child = os.fork()
+        if not child:
+            calls = (lambda: cache.lookup([b"x"]), lambda: cache.get_into(b"x", bytearray(SIZE)))
+            answers = 0
+            for call in (*calls, lambda: cache.lease(4096), cache.statistics):
+                try:
+                    call()
+                except CacheClosed as error:
+                    answers += "belongs to the parent" in str(error)
+            os._exit(answers)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
+        assert cache.lookup([b"x"]) == [SIZE]
 
 
 def test_what_cannot_be_opened(pool: Kvfs) -> None:
