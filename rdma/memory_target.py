@@ -104,6 +104,7 @@ class MemoryTarget:
     :ivar is_deaf: it does not abort either
     :ivar is_down: nothing can be connected
     :ivar needs_key: it demands authentication
+    :ivar refuses: opcodes of the admin queue that it does not know
     :ivar rng: answers come in any order, if given
     :ivar dropped: transfers of commands whose queue was gone: a network card does not do them
     """
@@ -119,6 +120,7 @@ class MemoryTarget:
     is_deaf: bool = False
     is_down: bool = False
     needs_key: bool = False
+    refuses: set[int] = field(default_factory=set)
     rng: Random | None = None
     dropped: int = 0
     commands: list[tuple[int, wire.Command]] = field(default_factory=list)
@@ -214,6 +216,8 @@ class MemoryTarget:
         return int(self._is_enabled), SUCCESS
 
     def _admin(self, command: wire.Command) -> tuple[int, Status]:
+        if command.opcode in self.refuses:
+            return 0, INVALID_OPCODE
         if command.opcode == wire.Admin.IDENTIFY:
             described = self._controller if command.words[0] == wire.Cns.CONTROLLER else self._namespace
             self._memory(command.data)[:] = described(command.nsid)
@@ -221,8 +225,6 @@ class MemoryTarget:
             return (self.queues - 1) << 16 | (self.queues - 1), SUCCESS
         elif command.opcode == wire.Admin.ABORT:
             return self._abort(command.words[0] & 0xFFFF, command.words[0] >> 16), SUCCESS
-        elif command.opcode != wire.Admin.KEEP_ALIVE:
-            return 0, INVALID_OPCODE
         return 0, SUCCESS
 
     def _abort(self, queue: int, command_id: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import trio
 
-from rdma.errors import CommandFailed, TransportBroken, TransportClosed, TransportError, WireError
+from rdma.errors import CommandFailed, TransportBroken, TransportError, WireError
 from rdma.nvme_wire import Command, Completion, unpack_completion
 from rdma.transport import Connection
 
@@ -53,21 +53,12 @@ class Queue:
         self._calls: dict[int, Call] = {}
         self._error: TransportError | None = None
 
-    @property
-    def running(self) -> int:
-        """Commands under way, with those that nobody waits for any more."""
-        return len(self._calls)
-
-    @property
-    def is_broken(self) -> bool:
-        return self._error is not None
-
     async def command(self, what: str, command: Command) -> Completion:
-        """Send a command and wait for its answer. Who is cancelled here has left it running: the memory that it names
-        is not free until `running` says so, or the queue is torn down.
+        """Send a command and wait for its answer. Who is cancelled leaves it running: the memory that it names is free when
+        its registration is closed, or the queue torn down.
 
         :raises CommandFailed: the answer is an error
-        :raises TransportError: the queue broke, or was closed
+        :raises TransportError: the queue broke, or was torn down
         """
         call = await self.begin(command)
         await call.done.wait()
@@ -99,11 +90,11 @@ class Queue:
                 self.tear_down(TransportBroken(str(error)))
         return self._error
 
-    def tear_down(self, why: TransportError | None = None) -> None:
+    def tear_down(self, why: TransportError) -> None:
         """End it. Behind this, nothing that its commands named is read or written any more; those that wait get `why`."""
         if self._error is not None:
             return
-        self._error = why or TransportClosed("the queue was closed")
+        self._error = why
         self._connection.close()
         calls, self._calls = self._calls, {}
         for call in calls.values():

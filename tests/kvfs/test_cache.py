@@ -197,6 +197,36 @@ async def test_a_device_that_does_not_answer_says_what_may_still_land(
     assert await cache.get_into("x", into) == EXTENT
 
 
+@pytest.mark.parametrize("memory", [direct, indirect])
+async def test_a_put_that_its_device_does_not_answer_stores_nothing(
+    cache: Cache,
+    bench: Bench,
+    memory: Callable[[int], memoryview],
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    for number in range(4):
+        await cache.put(b"%d" % number, pattern(EXTENT))  # until there are regions for it
+    for device in bench.devices:
+        device.inject(Fault(delay=math.inf), operation=Operation.WRITE)
+    for _ in bench.devices:  # one after the other
+        with pytest.raises(DeviceTimeout):
+            await cache.put(b"hash", memory(EXTENT))
+    assert cache.lookup([b"hash"]) == [None]
+    for device in bench.devices:
+        device.release()
+    await cache.put(b"hash", pattern(EXTENT))
+    assert await got(cache, b"hash", EXTENT) == pattern(EXTENT)
+
+
+async def test_a_damaged_list_of_extents_is_a_miss(cache: Cache, pool: Pool, bench: Bench) -> None:
+    record = await put_sparse(pool, b"x", 200 * EXTENT, {7: b"part"})
+    await bench.damage(record.extents[0].device, payload_at(pool, record.extents[0].ref))
+    pool.reader._lists.clear()
+    pool.reader._kept = 0
+    [one] = await cache.get_many_into([("x", memoryview(bytearray(200 * EXTENT)))])
+    assert isinstance(one.error, IntegrityError)
+
+
 async def test_who_stops_waiting_gets_his_memory_back(cache: Cache, pool: Pool, bench: Bench) -> None:
     record = await put(pool, b"x", EXTENT)
     device = bench.devices[record.address.device]

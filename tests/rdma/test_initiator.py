@@ -411,3 +411,46 @@ async def test_cancelling_does_not_cut_short_what_has_begun() -> None:
         await trio.testing.wait_all_tasks_blocked()
         assert ended
     assert into == b"K" * PAGE
+
+
+async def test_a_namespace_that_came_back_as_another_is_not_used(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    target = MemoryTarget()
+    async with opened(target, io_timeout=3.0) as device:
+        size = target.size
+        target.size //= 2
+        target.cut()
+        with pytest.raises(TransportTimeout, match="no connection"):
+            await device.read_into(0, page_buffer(PAGE))
+        target.size = size
+        await trio.sleep(6)
+        await device.read_into(0, page_buffer(PAGE))
+        assert device.sessions == 2
+
+
+async def test_answers_to_what_was_not_asked_end_the_connection(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    target = MemoryTarget()
+    async with opened(target) as device:
+        for answer in (wire.Completion(0x7777).pack(), b"short"):
+            connection = target.connections[-1]
+            connection._answers.append(answer)
+            connection._news.set()
+            await trio.sleep(1)
+            assert not connection.is_open
+            await device.read_into(0, page_buffer(PAGE))
+    assert device.sessions == 3
+
+
+async def test_a_controller_that_refuses_a_sign_of_life_is_left(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    target = MemoryTarget()
+    async with opened(target) as device:
+        target.refuses = {wire.Admin.KEEP_ALIVE}
+        await trio.sleep(1.5)
+        target.refuses = set()
+        await trio.sleep(1.5)
+        assert device.sessions == 2
