@@ -86,7 +86,8 @@ class BlockingCache:
         return self._wait(lambda: self._cache.prefetch(keys))
 
     def put(self, key: Key, data: Buffer, *, replace: bool = True) -> None:
-        self._wait(lambda: self._cache.put(key, data, replace=replace))
+        writer = threading.get_ident()
+        self._wait(lambda: self._cache.put(key, data, replace=replace, writer=writer))
 
     def remove(self, key: Key) -> bool:
         return self._wait(lambda: self._cache.remove(key))

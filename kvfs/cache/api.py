@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+import trio
+
 from blockdev.errors import Missing, Raced
 from kvfs.cache.buffers import Buffer, readable, writable
 from kvfs.cache.folders import Finder
@@ -209,14 +211,17 @@ class Cache:
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────
 
-    async def put(self, key: Key, data: Buffer, *, replace: bool = True) -> None:
+    async def put(self, key: Key, data: Buffer, *, replace: bool = True, writer: int | None = None) -> None:
         """Store bytes under a key, whole or not at all. They must not change until this returns.
 
+        :param writer: who puts this. What one writer puts in succession is taken for a chain that will be wanted in that
+            order; by default each task is one
         :raises Exists: there is an object already, and `replace` is false
         :raises BadBuffer: the memory is not in one piece, or not of this host
         :raises NoSpace, BlockError, FramesError: nothing was stored
         """
-        await self._putter.put(self._place(key), readable(data), replace=replace)
+        who = id(trio.lowlevel.current_task()) if writer is None else writer
+        await self._putter.put(self._place(key), readable(data), who, replace=replace)
 
     async def remove(self, key: Key) -> bool:
         """Remove an object; whether it was there. Who reads it goes on. :raises BlockError: it may still be there"""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import stat
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from xxhash import xxh3_64_intdigest
@@ -17,6 +17,7 @@ from blockdev.tasks import background, for_each
 from blockdev.types import DirectoryId, ExtentRef, SlotRef, Xxh3
 from kvfs.cache.buffers import is_direct
 from kvfs.cache.folders import make_folders
+from kvfs.predecessors import Predecessors
 
 if TYPE_CHECKING:
     from blockdev.pool import Pool
@@ -28,7 +29,7 @@ _AT_ONCE = 4
 """Extents of one object that are on their way at the same time: they are on different devices."""
 
 
-@dataclass(slots=True)
+@dataclasses.dataclass(slots=True)
 class PutCounts:
     puts: int = 0
     bytes: int = 0
@@ -41,25 +42,28 @@ class Putter:
     def __init__(self, pool: Pool, frames: FrameCache) -> None:
         self._pool = pool
         self._frames = frames
+        self._predecessors = Predecessors()
         self.counts = PutCounts()
 
-    async def put(self, place: Place, data: memoryview, *, replace: bool) -> None:
+    async def put(self, place: Place, data: memoryview, writer: int, *, replace: bool) -> None:
         """Make the bytes the object of that place. They must not change until this returns.
+
+        :param writer: whose objects are a chain: each is likely to be wanted after the one before
 
         :raises Exists: there is one, and `replace` is false
         :raises BadKey, BlockError, FramesError: nothing has changed
         """
         directory = await make_folders(self._pool, place)
+        new = self._described(directory, place, data.nbytes, writer, replace=replace)
         if data.nbytes <= self._pool.inline_limit(place.name):
-            await self._publish(directory, place, data.nbytes, inline=bytes(data), replace=replace)
+            await self._pool.publish(dataclasses.replace(new, inline=bytes(data)))
         else:
-            await self._put_extents(directory, place, data, replace=replace)
+            await self._put_extents(new, data)
+        self._predecessors.note(writer, place.name)
         self.counts.puts += 1
         self.counts.bytes += data.nbytes
 
-    async def _put_extents(
-        self, directory: DirectoryId, place: Place, data: memoryview, *, replace: bool
-    ) -> None:
+    async def _put_extents(self, new: NewObject, data: memoryview) -> None:
         size, step = data.nbytes, self._pool.extent_size
         slots: list[SlotRef] = []
         stored: dict[int, ExtentRef] = {}
@@ -77,23 +81,15 @@ class Putter:
                 self._pool.give_back(slot)
             raise
         extents = tuple(stored[index] for index in sorted(stored))
-        await self._publish(directory, place, size, extents=extents, replace=replace)
+        await self._pool.publish(dataclasses.replace(new, extents=extents))
 
-    async def _publish(
-        self,
-        directory: DirectoryId,
-        place: Place,
-        size: int,
-        *,
-        extents: tuple[ExtentRef, ...] = (),
-        inline: bytes = b"",
-        replace: bool,
-    ) -> None:
-        await self._pool.publish(
-            NewObject(
-                directory, place.name, _MODE, os.geteuid(), os.getegid(), time.time_ns(), size,
-                extents=extents, inline=inline, replace=replace,
-            )
+    def _described(
+        self, directory: DirectoryId, place: Place, size: int, writer: int, *, replace: bool
+    ) -> NewObject:
+        """All but the content."""
+        return NewObject(
+            directory, place.name, _MODE, os.geteuid(), os.getegid(), time.time_ns(), size,
+            predecessor=self._predecessors.of(writer), replace=replace,
         )  # fmt: skip
 
     async def _write(self, slot: SlotRef, part: memoryview) -> Xxh3:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
+from xxhash import xxh3_128_digest
 
 from blockdev.errors import DeviceError, DeviceTimeout, Exists, IntegrityError, NoSpace
 from blockdev.pool import Pool
@@ -136,6 +137,25 @@ async def test_many_arrive_as_they_come_each_with_its_outcome(cache: Cache, pool
     assert [one.length for one in await cache.get_many_into(pairs)] == [EXTENT + 4096] * 6 + [0, 0, 10]
     now = cache.statistics()
     assert (now.hits, now.misses, now.failed) == (14, 4, 0)
+
+
+async def test_what_one_writer_puts_is_a_chain(cache: Cache, pool: Pool) -> None:
+    async def write(keys: str) -> None:
+        for key in keys:
+            await cache.put(key, pattern(5000))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(write, "abc")
+        nursery.start_soon(write, "xyz")
+    await cache.put("d", b"inline", writer=7)
+    await cache.put("e", b"inline", writer=7)
+    for key, before in (("b", "a"), ("c", "b"), ("y", "x"), ("z", "y"), ("e", "d")):
+        record = pool.lookup(ROOT, key.encode())
+        assert record is not None
+        assert record.predecessor == xxh3_128_digest(before.encode())
+    first = pool.lookup(ROOT, b"d")
+    assert first is not None
+    assert first.predecessor == bytes(16)
 
 
 async def test_holes_are_zeros(cache: Cache, pool: Pool) -> None:
