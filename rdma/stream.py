@@ -28,7 +28,7 @@ from collections.abc import AsyncIterator, Hashable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, Generic, Protocol, Self, TypeVar
+from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
 import trio
 
@@ -62,9 +62,20 @@ class Source(Protocol[E_contra]):
     def device_of(self, extent: E_contra, /) -> Hashable:
         """What bounds the bytes under way."""
 
-    async def read(self, extent: E_contra, into: memoryview, /) -> int:
+    async def read(self, extent: E_contra, into: Any, /) -> int:  # noqa: ANN401 - what is in `Want.into`
         """Fill `into`; return how many of its bytes are the extent's. Not cut short by cancellation: if it raises
         Cancelled, it has not begun."""
+
+
+class Into(Protocol):
+    """Memory to be filled: a memoryview, or what can be cut and filled like one."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> Any: ...  # noqa: ANN401 - what `__setitem__` takes
+
+    def __setitem__(self, part: slice, content: Any, /) -> None: ...  # noqa: ANN401
 
 
 class Holder(Protocol):
@@ -83,7 +94,7 @@ class Want(Generic[E]):
     """
 
     extent: E
-    into: memoryview
+    into: Into
     priority: Priority = Priority.DEMAND
     deadline: float = math.inf
     lease: Holder | None = None

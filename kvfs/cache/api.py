@@ -19,6 +19,7 @@ Everything here belongs to the trio thread; other threads use `kvfs.sync`.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -31,10 +32,12 @@ import trio
 from blockdev.errors import Missing, Raced
 from kvfs.cache.buffers import Buffer, readable, writable
 from kvfs.cache.folders import Finder
+from kvfs.cache.gpu import DriverOf
 from kvfs.cache.keys import Key, Namespace, Place, place_of
 from kvfs.cache.putting import Putter
 from kvfs.cache.reading import Arrivals, CacheReader, Got, Job, Pair
 from kvfs.errors import CacheClosed, NoObject
+from rdma.cuda import open_driver
 from rdma.errors import NoBuffers
 from rdma.stream import Priority
 
@@ -97,8 +100,10 @@ class Pin:
 class Cache:
     """See the module. Every call may raise CacheClosed, and BadKey or WrongNamespace for a key.
 
-    Buffers have the buffer protocol (bytearray, mmap, numpy arrays) or are tensors of the CPU. Bytes move without a copy
-    where a buffer begins on a page of memory and is whole pages, as `lease` gives them.
+    Buffers have the buffer protocol (bytearray, mmap, numpy arrays) or are tensors of the CPU or of a CUDA GPU. Bytes move
+    without a copy where a buffer is memory of the host that begins on a page and is whole pages, as `lease` gives them.
+
+    :param driver_of: the CUDA driver of a GPU, by its number; asked when memory of one is given
     """
 
     def __init__(
@@ -108,11 +113,13 @@ class Cache:
         stream: Stream[PoolExtent],
         namespace: Namespace | None,
         arena: Arena | None,
+        driver_of: DriverOf = open_driver,
     ) -> None:
         self._pool = pool
         self._frames = frames
         self._stream = stream
         self._arena = arena
+        self._driver_of = functools.cache(driver_of)
         self._reader = CacheReader(pool, frames, stream)
         self._putter = Putter(pool, frames)
         self._removed = 0
@@ -221,7 +228,7 @@ class Cache:
         :raises NoSpace, BlockError, FramesError: nothing was stored
         """
         who = id(trio.lowlevel.current_task()) if writer is None else writer
-        await self._putter.put(self._place(key), readable(data), who, replace=replace)
+        await self._putter.put(self._place(key), readable(data, self._driver_of), who, replace=replace)
 
     async def remove(self, key: Key) -> bool:
         """Remove an object; whether it was there. Who reads it goes on. :raises BlockError: it may still be there"""
@@ -265,7 +272,10 @@ class Cache:
         )
 
     def _jobs(self, pairs: Iterable[Pair]) -> list[Job]:
-        return [Job(index, key, self._place(key), writable(into)) for index, (key, into) in enumerate(pairs)]
+        return [
+            Job(index, key, self._place(key), writable(into, self._driver_of))
+            for index, (key, into) in enumerate(pairs)
+        ]
 
     def _place(self, key: Key) -> Place:
         self._check_open()

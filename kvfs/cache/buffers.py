@@ -1,4 +1,4 @@
-"""Callers' memory as bytes: whatever has the buffer protocol (bytearray, mmap, numpy arrays), and torch's tensors of the CPU.
+"""Callers' memory as bytes: whatever has the buffer protocol (bytearray, mmap, numpy arrays), and torch's tensors.
 
 torch is not imported: a tensor is known by what it says of itself.
 """
@@ -6,16 +6,22 @@ torch is not imported: a tensor is known by what it says of itself.
 from __future__ import annotations
 
 import ctypes
+import re
 from typing import Any, Final, Protocol, cast
 
 from blockdev.memory import is_page_aligned
 from blockdev.types import PAGE
+from kvfs.cache.gpu import DriverOf, GpuMemory
 from kvfs.errors import BadBuffer
+from rdma.cuda import open_driver
 
 Buffer = Any
 """What callers give: an object with the buffer protocol, or a tensor."""
 
-_ADVICE: Final = "give contiguous memory of this host, such as a bytearray, a numpy array or a CPU tensor"
+_ADVICE: Final = (
+    "give contiguous memory, such as a bytearray, a numpy array or a tensor of the CPU or of a CUDA GPU"
+)
+_CUDA = re.compile(r"cuda(?::(\d+))?")
 
 
 class _Tensor(Protocol):
@@ -32,30 +38,36 @@ class _Tensor(Protocol):
     def is_contiguous(self) -> bool: ...
 
 
-def readable(buffer: Buffer) -> memoryview:
-    """Its bytes, to be read; the memory lives as long as they are held.
+def readable(buffer: Buffer, driver_of: DriverOf = open_driver) -> memoryview:
+    """Its bytes, to be read, or a copy of a GPU's; the memory lives as long as they are held.
 
     :raises BadBuffer: it has none, or not in one piece
+    :raises CudaError: they are a GPU's, and cannot be copied
     """
     if _is_tensor(buffer):
-        return _tensor(buffer)
+        found = _tensor(buffer, driver_of)
+        return found.fetched() if isinstance(found, GpuMemory) else found
     view = _view(buffer)
     return _cast(view) if view.readonly else _writable(view)
 
 
-def writable(buffer: Buffer) -> memoryview:
-    """Its bytes, to be written. :raises BadBuffer: it has none, not in one piece, or is read-only"""
+def writable(buffer: Buffer, driver_of: DriverOf = open_driver) -> memoryview | GpuMemory:
+    """Its bytes, to be written.
+
+    :raises BadBuffer: it has none, not in one piece, or is read-only
+    :raises CudaError: they are a GPU's, and there is no driver
+    """
     if _is_tensor(buffer):
-        return _tensor(buffer)
+        return _tensor(buffer, driver_of)
     view = _view(buffer)
     if view.readonly:
         raise BadBuffer(f"a {type(buffer).__name__} that is read-only cannot be read into: {_ADVICE}")
     return _writable(view)
 
 
-def is_direct(view: memoryview) -> bool:
-    """Whether devices can move bytes from and to it: it begins on a page, and has whole ones."""
-    return view.nbytes % PAGE == 0 and is_page_aligned(view)
+def is_direct(view: memoryview | GpuMemory) -> bool:
+    """Whether devices can move bytes from and to it: it is the host's, begins on a page, and has whole ones."""
+    return not isinstance(view, GpuMemory) and view.nbytes % PAGE == 0 and is_page_aligned(view)
 
 
 def _view(buffer: Buffer) -> memoryview:
@@ -86,13 +98,16 @@ def _is_tensor(buffer: Buffer) -> bool:
     return hasattr(buffer, "data_ptr") and hasattr(buffer, "is_contiguous")
 
 
-def _tensor(buffer: Buffer) -> memoryview:
+def _tensor(buffer: Buffer, driver_of: DriverOf) -> memoryview | GpuMemory:
     tensor = cast("_Tensor", buffer)
     kind = str(tensor.device)
-    if kind != "cpu":
-        raise BadBuffer(f"a tensor on {kind} cannot be used yet: {_ADVICE}, pinned if it is to be copied on")
+    gpu = _CUDA.fullmatch(kind)
+    if kind != "cpu" and gpu is None:
+        raise BadBuffer(f"a tensor on {kind} has no memory that can be used: {_ADVICE}")
     if not tensor.is_contiguous():
         raise BadBuffer(f"the tensor is not in one piece in memory: {_ADVICE}")
+    if gpu is not None:
+        return GpuMemory(driver_of(int(gpu[1] or 0)), tensor.data_ptr(), tensor.nbytes, tensor)
     if not tensor.nbytes:
         return memoryview(bytearray())
     memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())

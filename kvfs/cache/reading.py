@@ -20,8 +20,10 @@ from blockdev.publication import extent_length
 from blockdev.types import Descriptor, SlotRef
 from kvfs.cache.buffers import Buffer, is_direct
 from kvfs.cache.folders import Finder
+from kvfs.cache.gpu import GpuMemory
 from kvfs.cache.keys import Key, Place
 from kvfs.errors import BadBuffer, FramesError, NoObject
+from rdma.errors import CudaError
 from rdma.stream import Priority, Want
 
 if TYPE_CHECKING:
@@ -39,10 +41,12 @@ class PoolExtent:
     """An extent as `rdma.stream` knows it: equal where the bytes are.
 
     :ivar direct: it may be read into the caller's memory
+    :ivar gpu: that is a GPU's: what has landed there is not copied for others
     """
 
     slot: SlotRef
     direct: bool
+    gpu: bool
     record: Descriptor = field(compare=False)
     index: int = field(compare=False)
 
@@ -50,7 +54,7 @@ class PoolExtent:
 class PoolSource:
     """A pool and its DRAM tier as a source of `rdma.stream`. What it reads is verified."""
 
-    failures = (BlockError, FramesError)
+    failures = (BlockError, FramesError, CudaError)
 
     def __init__(self, pool: Pool, frames: FrameCache) -> None:
         self._pool = pool
@@ -59,9 +63,9 @@ class PoolSource:
     def device_of(self, extent: PoolExtent) -> Hashable:
         return extent.slot.device
 
-    async def read(self, extent: PoolExtent, into: memoryview) -> int:
-        """:raises BlockError, FramesError:"""
-        if extent.direct:
+    async def read(self, extent: PoolExtent, into: memoryview | GpuMemory) -> int:
+        """:raises BlockError, FramesError, CudaError:"""
+        if not isinstance(into, GpuMemory) and extent.direct:
             return await self._pool.read_extent(extent.record, extent.index, into)
         frame = await self._frames.get(extent.record, extent.index, extent.slot)
         try:
@@ -100,7 +104,7 @@ class Job:
     index: int
     key: Key
     place: Place
-    into: memoryview
+    into: memoryview | GpuMemory
     record: Descriptor | None = None
     left: int = 0
     error: Exception | None = None
@@ -219,37 +223,45 @@ class CacheReader:
         pins.callback(self._pool.unpin, record)
         job.record = record
 
-    async def _extents(self, job: Job) -> list[tuple[PoolExtent, memoryview]]:
+    async def _extents(self, job: Job) -> list[tuple[PoolExtent, memoryview | GpuMemory]]:
         """What has to be read of an object, and where to; the rest is in its place already."""
-        record, missing = job.record, []
-        if record is None:
+        if job.record is None:
             return []
         try:
-            extents = await self._pool.extents(record)
-        except BlockError as error:
+            missing = await self._missing(job.record, job.into)
+        except (BlockError, CudaError) as error:
             job.error = error
             return []
+        job.left = len(missing)
+        return missing
+
+    async def _missing(
+        self, record: Descriptor, into: memoryview | GpuMemory
+    ) -> list[tuple[PoolExtent, memoryview | GpuMemory]]:
+        """:raises BlockError, CudaError:"""
+        step, gpu, missing = self._pool.extent_size, isinstance(into, GpuMemory), []
+        extents = await self._pool.extents(record)
         if not extents:
-            job.into[: record.size] = record.inline
+            into[: record.size] = record.inline
             self.counts.bytes_copied += record.size
         for index, extent in enumerate(extents):
-            start = index * self._pool.extent_size
-            part = job.into[start : start + extent_length(record.size, index, self._pool.extent_size)]
+            part = into[index * step : index * step + extent_length(record.size, index, step)]
             if extent.is_hole:
                 part[:] = bytes(part.nbytes)
             elif self._copy(extent.ref, part):
                 await trio.lowlevel.checkpoint()  # many copies take long
             else:
-                missing.append((PoolExtent(extent.ref, is_direct(part), record, index), part))
-        job.left = len(missing)
+                missing.append((PoolExtent(extent.ref, is_direct(part), gpu, record, index), part))
         return missing
 
-    def _copy(self, slot: SlotRef, part: memoryview) -> bool:
+    def _copy(self, slot: SlotRef, part: memoryview | GpuMemory) -> bool:
         """Copy an extent if the DRAM tier has it."""
         frame = self._frames.peek(slot)
         if frame is None:
             return False
-        part[:] = frame.view[: part.nbytes]
-        self._frames.unpin(frame)
+        try:
+            part[:] = frame.view[: part.nbytes]
+        finally:
+            self._frames.unpin(frame)
         self.counts.bytes_copied += part.nbytes
         return True

@@ -103,7 +103,7 @@ async def test_outcomes_come_in_the_order_of_arrival() -> None:
     assert engine.extents == ["b3", "a1", "a2"]
     for outcome in engine.outcomes:
         assert outcome.length == PAGE - 1
-        assert outcome.want.into == outcome.want.extent[-1].encode() * PAGE
+        assert outcome.want.into[:] == outcome.want.extent[-1].encode() * PAGE
     assert stream.statistics().reads == 3
 
 
