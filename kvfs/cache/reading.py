@@ -155,7 +155,7 @@ class Arrivals:
         job = self._jobs[outcome.want]
         job.left -= 1
         job.error = job.error or outcome.error
-        if outcome.pending is not None:
+        if outcome.pending is not None and outcome.want.extent.direct:  # else it writes into a frame
             job.pending += (outcome.pending,)
         if outcome.error is None:
             self._reader.counts.bytes_copied += 0 if outcome.want.extent.direct else outcome.length

@@ -201,19 +201,25 @@ async def test_damage_is_a_miss_and_never_bytes(
     assert cache.statistics().failed == 1
 
 
+@pytest.mark.parametrize("memory, landing", [(direct, [False]), (indirect, [])])
 async def test_a_device_that_does_not_answer_says_what_may_still_land(
-    cache: Cache, pool: Pool, bench: Bench, autojump_clock: trio.testing.MockClock, expect_log: ExpectLog
+    cache: Cache,
+    pool: Pool,
+    bench: Bench,
+    memory: Callable[[int], memoryview],
+    landing: list[bool],
+    autojump_clock: trio.testing.MockClock,
 ) -> None:
     record = await put(pool, b"x", EXTENT)
     device = bench.devices[record.address.device]
     device.inject(Fault(delay=math.inf), operation=Operation.READ)
-    into = direct(EXTENT)
+    into = memory(EXTENT)
     [one] = await cache.get_many_into([("x", into)])
     assert isinstance(one.error, DeviceTimeout)
-    assert [pending.done for pending in one.pending] == [False]
+    assert [pending.done for pending in one.pending] == landing
     device.release()
     await trio.testing.wait_all_tasks_blocked()
-    assert [pending.done for pending in one.pending] == [True]
+    assert all(pending.done for pending in one.pending)
     assert await cache.get_into("x", into) == EXTENT
 
 
