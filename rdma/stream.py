@@ -41,8 +41,9 @@ __all__ = [
     "Want", "open_stream",
 ]  # fmt: skip
 
-BYTES_UNDER_WAY: Final = 64 << 20
-"""Most bytes under way to or from one device: enough to keep a fast drive busy, few enough for a deadline to mean something."""
+BYTES_UNDER_WAY: Final = 32 << 20
+"""Most bytes under way from one device: enough to keep a fast drive busy, few enough that what is most urgent does not share it
+with much else. 64 MiB were no faster, and hid less of the loading behind computing (docs/performance.md)."""
 
 _TIDY: Final = 256
 """Deadlines of ended requests that are kept before they are looked through."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from scripts.lib.bench import Rows
 
 THREADS = 16
-"""Of the baseline; as many blocks as kvfs has under way at most."""
+"""Of the baseline, and of who puts; `get_many_into` is one call."""
 MEMORY = 64 * MIB
 LOOKUPS = 1000
 FLOORS = {"get_many_into": 0.9, "put": 0.8}
