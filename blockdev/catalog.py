@@ -214,7 +214,7 @@ class Catalog:
 
     def get(self, directory: DirectoryId, name: bytes) -> Descriptor | None:
         """The record of a name."""
-        record = _unpacked(self._packed(directory, name))
+        record = _unpacked(self.packed(directory, name))
         return record if record is not None and _key(record) == directory + name else None
 
     def by_id(self, object_id: ObjectId, *, alias: bool = False) -> Descriptor | None:
@@ -292,7 +292,7 @@ class Catalog:
             for key, packed in batch:
                 after = key[_ID_SIZE:]
                 if changes != self._changes:
-                    packed = self._packed(directory, after)
+                    packed = self.packed(directory, after)
                 if packed is not None and packed_place(packed) == (directory, after):
                     yield after, packed
 
@@ -474,8 +474,8 @@ class Catalog:
             yield from batch
             after = batch[-1][0]
 
-    def _packed(self, directory: DirectoryId, name: bytes) -> bytes | None:
-        """What the name's row says, perhaps of another name."""
+    def packed(self, directory: DirectoryId, name: bytes) -> bytes | None:
+        """The packed record in a name's row; it may be of another name, as the record says itself."""
         tables = self._tables()
         return None if tables is None else tables.follow(_NAMES, directory + name, _ROWS)
 

@@ -20,7 +20,8 @@ from pathlib import Path
 from uuid import UUID
 
 from blockdev.catalog import Catalog
-from blockdev.layout import pack_descriptor
+from blockdev.errors import FormatError
+from blockdev.layout import Glance, glance_descriptor, pack_descriptor
 from blockdev.stamps import age, is_directory
 from blockdev.types import (
     Descriptor,
@@ -156,6 +157,21 @@ class Catalogs:
         """What a name stands for. An ALIAS comes as what it stands for, under its own name and attributes."""
         records = self.raw(directory, name)
         return self._truth(records) if records else None
+
+    def glance(self, directory: DirectoryId, name: bytes) -> Glance | None:
+        """The file that a name stands for, where that is plain: one catalogue has a record of it, and nobody outdoes it.
+        None: ask `get`, which takes longer and knows."""
+        found = [packed for catalog in self._all if (packed := catalog.packed(directory, name)) is not None]
+        if len(found) != 1 or self._same:
+            return None
+        try:
+            one = glance_descriptor(found[0])
+        except FormatError:
+            return None
+        if one is None or (one.directory, one.name) != (directory, name):
+            return None
+        outdone = () if self._simple else (catalog.outdone(one.ref) for catalog in self._all)
+        return None if any(stamp is not None and stamp > one.stamp for stamp in outdone) else one
 
     def raw(self, directory: DirectoryId, name: bytes, without: Collection[int] = ()) -> list[Descriptor]:
         """Every record of a name, as it is in its catalogue. :param without: seats not to be asked"""

@@ -44,6 +44,11 @@ class Departures:
         """Objects of others whose bytes we found wrong: misses, whatever their owner finds."""
         self.on_gone: list[Callable[[Descriptor], None]] = []
 
+    @property
+    def suspects(self) -> bool:
+        """Whether there is any such version."""
+        return bool(self._suspects)
+
     def is_suspect(self, record: Descriptor) -> bool:
         """Whether we found the bytes of this version wrong, and it is another's to drop."""
         return self._suspects.get(record.object_id) == record.stamp

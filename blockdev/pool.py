@@ -173,6 +173,16 @@ class Pool:
         record = self.catalog.get(directory, name)
         return record if record is not None and self._is_there(record) else None
 
+    def size_of(self, directory: DirectoryId, name: bytes) -> int | None:
+        """Bytes of the file of that name, as `lookup` would find it; None if there is none. For very many names: it unpacks
+        no record where a glance is enough."""
+        self._check_open()
+        glance = None if self._departures.suspects else self.catalog.glance(directory, name)
+        if glance is not None:
+            return glance.size if all(map(self.media.reaches, glance.regions)) else None
+        record = self.lookup(directory, name)
+        return record.size if record is not None and record.kind is Kind.HEAD else None
+
     def children(self, directory: DirectoryId, after: bytes = b"") -> Iterator[Descriptor]:
         """What is in a directory, by name, from the first name greater than `after`."""
         self._check_open()

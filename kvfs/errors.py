@@ -25,6 +25,11 @@
     ├── FramesError            the DRAM tier cannot serve
     │   ├── NoFrames           every frame is pinned and none came free in time: a miss
     │   └── FramesClosed       it was closed meanwhile
+    ├── CacheError             the Cache API was used in a way that it cannot serve
+    │   ├── CacheClosed        after its block had ended
+    │   ├── BadKey             a key that names nothing that could be there
+    │   ├── WrongNamespace     a key of another namespace
+    │   └── BadBuffer          memory that is too small, read-only, not in one piece, or not of this host
     ├── DamageFound            a scrub found data that cannot be read
     └── ExportError            what a storage node exports could not be changed
         ├── NoTarget           the kernel's NVMe target, nvmet, is not loaded
@@ -150,6 +155,26 @@ class NoFrames(FramesError):
 
 class FramesClosed(FramesError):
     """The DRAM tier is closed."""
+
+
+class CacheError(KvfsError):
+    """The Cache API was used in a way that it cannot serve."""
+
+
+class CacheClosed(CacheError):
+    """The cache is closed."""
+
+
+class BadKey(CacheError):
+    """The key names nothing that could be there."""
+
+
+class WrongNamespace(CacheError):
+    """The key is of another namespace than the cache."""
+
+
+class BadBuffer(CacheError):
+    """The caller's memory cannot be used."""
 
 
 class DamageFound(KvfsError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import functools
+import importlib.util
 import os
 import shutil
 import socket
@@ -78,6 +79,10 @@ def lacks_lab() -> str | None:
     return None
 
 
+def lacks_module(name: str) -> str | None:
+    return None if importlib.util.find_spec(name) else f"{name} is not installed beside the tests"
+
+
 def lacks_traces() -> str | None:
     folder = os.environ.get("KVFS_TRACES")
     if not folder or not any(Path(folder).glob("*.jsonl.xz")):
@@ -89,7 +94,9 @@ CAPABILITIES: Mapping[str, Callable[[], str | None]] = {
     "fuse": lacks_fuse,
     "loop": lacks_loop,
     "lab": lacks_lab,
+    "numpy": functools.partial(lacks_module, "numpy"),
     "sglang": lacks_sglang,
+    "torch": functools.partial(lacks_module, "torch"),
     "traces": lacks_traces,
 }
 """Marker → probe."""

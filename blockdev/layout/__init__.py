@@ -42,8 +42,10 @@ from blockdev.layout.header import (
     pick_region_header,
 )
 from blockdev.layout.packed import (
+    Glance,
     Outline,
     Status,
+    glance_descriptor,
     outline_descriptor,
     packed_kind,
     packed_object,
@@ -83,6 +85,7 @@ __all__ = [
     "SUPERBLOCK_VERSION",
     "Buffer",
     "DeviceGeometry",
+    "Glance",
     "Outline",
     "RegionGeometry",
     "Status",
@@ -96,6 +99,7 @@ __all__ = [
     "encode_region_header",
     "encode_superblock",
     "entries_per_index",
+    "glance_descriptor",
     "index_class",
     "max_extents",
     "max_inline",

@@ -12,9 +12,11 @@ from typing import NamedTuple
 from blockdev.errors import FormatError
 from blockdev.layout.descriptor import FIXED_SIZE, HAS_HEAD, INDEXED
 from blockdev.layout.extents import EXTENT_ENTRY_SIZE, SLOT_REF_SIZE, unpack_extents
-from blockdev.types import DirectoryId, ExtentRef, Kind, ObjectId, SlotRef, Stamp
+from blockdev.types import NO_DEVICE, DirectoryId, ExtentRef, Kind, ObjectId, RegionId, SlotRef, Stamp
 
 _OUTLINE = struct.Struct("<8BHHIIIQQQ16s")
+_GLANCE = struct.Struct("<BBxBBB2xH2xII4xQ8xQ16s16s56xQ")
+_PLACE = struct.Struct("<H2xI20x")  # of an extent: where it is
 _STATUS = struct.Struct("<96xIII4xqq8xQQ")
 _KINDS = tuple(Kind)
 _OBJECT = slice(48, 64)
@@ -66,6 +68,46 @@ def outline_descriptor(packed: bytes) -> Outline:
         ref = SlotRef(device, region, slot, generation)
         return Outline(_KINDS[kind], object_id, stamp, ref, sequence, extents, name, is_plain)
     except (struct.error, IndexError) as error:
+        raise FormatError(f"not a descriptor: {error}") from error
+
+
+class Glance(NamedTuple):
+    """The little that tells whether a file is there, and how large it is.
+
+    :ivar directory: with `name`: what the record speaks for
+    :ivar regions: where its slots are
+    """
+
+    directory: DirectoryId
+    name: bytes
+    ref: SlotRef
+    stamp: Stamp
+    size: int
+    regions: frozenset[RegionId]
+
+
+def glance_descriptor(packed: bytes) -> Glance | None:
+    """A glance at a file's record, a fifth of the work of unpacking it; None for what takes more than a glance: what is
+    no file, and one whose extents are in index slots.
+
+    :raises FormatError: not a record
+    """
+    try:
+        (
+            kind, flags, name_length, extent_count, superseded_count,
+            device, region, slot, generation, stamp, _, directory, size,
+        ) = _GLANCE.unpack_from(packed)  # fmt: skip
+        if kind != Kind.HEAD or flags:
+            return None
+        stop = FIXED_SIZE + name_length
+        regions = {RegionId(device, region)}
+        if extent_count:
+            start = stop + SLOT_REF_SIZE * superseded_count
+            entries = _PLACE.iter_unpack(packed[start : start + EXTENT_ENTRY_SIZE * extent_count])
+            regions.update(RegionId(*place) for place in entries if place[0] != NO_DEVICE)
+        ref = SlotRef(device, region, slot, generation)
+        return Glance(directory, packed[FIXED_SIZE:stop], ref, stamp, size, frozenset(regions))
+    except struct.error as error:
         raise FormatError(f"not a descriptor: {error}") from error
 
 

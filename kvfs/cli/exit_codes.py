@@ -99,6 +99,12 @@ EXIT_CODES: dict[type[Exception], int] = {
     block.WrongTransport: 104,
     block.HostRefused: 105,
     block.KeyRefused: 106,
+    # the Cache API
+    kvfs.CacheError: 110,
+    kvfs.CacheClosed: 111,
+    kvfs.BadKey: 112,
+    kvfs.WrongNamespace: 113,
+    kvfs.BadBuffer: 114,
 }
 
 _BY_NAME = {error.__name__: code for error, code in EXIT_CODES.items()}

@@ -24,8 +24,8 @@ from kvfs.fuse.draft_reading import DraftReading
 from kvfs.fuse.intake import Intake, Soon
 from kvfs.fuse.memory import DraftMemory
 from kvfs.fuse.ports import PoolPort, Xattrs
-from kvfs.fuse.predecessors import Predecessors
 from kvfs.fuse.versions import Versions
+from kvfs.predecessors import Predecessors
 
 
 @dataclass(slots=True)

@@ -29,7 +29,6 @@ from kvfs.fuse.notify import Notifier, NotifyStatistics
 from kvfs.fuse.openfiles import OpenFiles
 from kvfs.fuse.operations import Operations
 from kvfs.fuse.ports import PoolPort
-from kvfs.fuse.predecessors import Predecessors
 from kvfs.fuse.readers import Readers
 from kvfs.fuse.retries import Retries
 from kvfs.fuse.tree import Tree
@@ -37,6 +36,7 @@ from kvfs.fuse.tune import tune
 from kvfs.fuse.versions import Versions
 from kvfs.fuse.volume import Volume
 from kvfs.mountpoint import FSTYPE, check_fuse, check_mount_point, mounted_at, resolve
+from kvfs.predecessors import Predecessors
 
 log = logging.getLogger(__name__)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 from dataclasses import replace
 from uuid import UUID
 
@@ -24,6 +25,7 @@ from blockdev.types import (
     Descriptor,
     ExtentRef,
     Kind,
+    RegionId,
     SlotAddress,
     SlotClass,
     SlotRef,
@@ -63,6 +65,23 @@ class TestRoundTrip:
         stored = [extent.ref for extent in record.extents if not extent.is_hole]
         assert outline.slots[0] == record.ref
         assert set(outline.slots) == {record.ref, *stored}
+
+    @given(descriptors())
+    def test_glance(self, record):
+        glance = layout.glance_descriptor(layout.pack_descriptor(record))
+        if record.kind is not Kind.HEAD or record.indexed or record.head is not None:
+            assert glance is None
+            return
+        slots = [record, *(extent for extent in record.extents if not extent.is_hole)]
+        places = [slot.address if slot is record else slot for slot in slots]
+        assert glance == layout.Glance(
+            record.directory,
+            record.name,
+            record.ref,
+            record.stamp,
+            record.size,
+            frozenset(RegionId(place.device, place.region) for place in places),
+        )
 
     @given(descriptors(kinds=tuple(NAMED_KINDS)))
     def test_parts(self, record):
@@ -236,6 +255,11 @@ class TestUntrusted:
         except FormatError:
             return
         assert outline.kind in Kind
+
+    @given(st.binary(max_size=300))
+    def test_glances_at_random_bodies(self, body):
+        with suppress(FormatError):
+            layout.glance_descriptor(body)
 
     def test_the_status_of_too_few_bytes(self):
         with pytest.raises(FormatError):

@@ -152,7 +152,7 @@ def test_arena_refuses_what_it_cannot_cut(size, frame_size):
 
 def test_arena_works_where_the_kernel_knows_no_advice(monkeypatch):
     for name in ("_MADV_WIPEONFORK", "_MADV_POPULATE_WRITE"):
-        monkeypatch.setattr(f"kvfs.arena.{name}", 9999)
+        monkeypatch.setattr(f"rdma.host_memory.{name}", 9999)
     arena = Arena(3 * PAGE, PAGE)
     arena.views[2][:] = bytes([1]) * PAGE
 

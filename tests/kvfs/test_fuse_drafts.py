@@ -21,9 +21,9 @@ from kvfs.errors import NoFrames
 from kvfs.frames import Arena, FrameCache, open_frames
 from kvfs.fuse.drafts import Draft, DraftServices, FileAttributes
 from kvfs.fuse.memory import DraftMemory
-from kvfs.fuse.predecessors import Predecessors
 from kvfs.fuse.readers import Readers
 from kvfs.fuse.versions import Versions
+from kvfs.predecessors import Predecessors
 from tests.kvfs.fake_pool import EXTENT, INLINE, FakePool
 
 BROKEN = DeviceError("fake", errno.EIO, "broken")

@@ -1,0 +1,286 @@
+"""What an engine calls; made by `kvfs.open_cache`.
+
+    async with kvfs.open_cache("hot", namespace=Namespace("llama-3-70b", rank=2)) as cache:
+        await cache.put(digest, layer)
+        sizes = cache.lookup(digests)
+        async with cache.stream(zip(digests, buffers)) as arrivals:
+            async for one in arrivals:
+                ...
+
+A cache is a member of its pool, as a mount is: each sees what the others publish. What must always hold:
+
+- Every byte is compared with its checksum before its outcome is told.
+- An object stays what it is while it is read: its version is pinned from the first look until the last byte.
+- A put is whole or absent, and there for this cache's readers when it returns.
+- Bad arguments are found before anything is begun, and nothing has changed then.
+
+Everything here belongs to the trio thread; other threads use `kvfs.sync`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import trio
+
+from blockdev.errors import Missing, Raced
+from kvfs.cache.buffers import Buffer, readable, writable
+from kvfs.cache.folders import Finder
+from kvfs.cache.gpu import DriverOf
+from kvfs.cache.keys import Key, Namespace, Place, place_of
+from kvfs.cache.putting import Putter
+from kvfs.cache.reading import Arrivals, CacheReader, Got, Job, Pair
+from kvfs.errors import CacheClosed, NoObject
+from rdma.cuda import open_driver
+from rdma.errors import NoBuffers
+from rdma.stream import Priority
+
+if TYPE_CHECKING:
+    from blockdev.pool import Pool
+    from blockdev.types import Descriptor
+    from kvfs.cache.reading import PoolExtent
+    from kvfs.frames import FrameCache
+    from rdma.buffers import Arena, Lease
+    from rdma.stream import Stream, StreamStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStatistics:
+    """A cache since it was opened."""
+
+    hits: int
+    misses: int
+    failed: int
+    """Objects that were there and could not be read, or not in time."""
+    bytes: int
+    """That reached their buffers."""
+    bytes_copied: int
+    """Of these, through the DRAM tier: from it, or because the buffer could not be read into directly."""
+    puts: int
+    put_bytes: int
+    put_bytes_copied: int
+    """Of these, because the buffer could not be written from directly."""
+    removed: int
+    stream: StreamStatistics
+
+
+class Pin:
+    """Keeps a version of an object from being evicted, until `close` or the end of its `with` block.
+
+    :ivar size: bytes of the object
+    """
+
+    def __init__(self, pool: Pool, record: Descriptor) -> None:
+        pool.pin(record)
+        self._pool = pool
+        self._record: Descriptor | None = record
+        self.size = record.size
+
+    def close(self) -> None:
+        """Let it go; harmless when repeated."""
+        record, self._record = self._record, None
+        if record is not None:
+            self._pool.unpin(record)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Cache:
+    """See the module. Every call may raise CacheClosed, and BadKey or WrongNamespace for a key.
+
+    Buffers have the buffer protocol (bytearray, mmap, numpy arrays) or are tensors of the CPU or of a CUDA GPU. Bytes move
+    without a copy where a buffer is memory of the host that begins on a page and is whole pages, as `lease` gives them.
+
+    :param driver_of: the CUDA driver of a GPU, by its number; asked when memory of one is given
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        frames: FrameCache,
+        stream: Stream[PoolExtent],
+        namespace: Namespace | None,
+        arena: Arena | None,
+        driver_of: DriverOf = open_driver,
+    ) -> None:
+        self._pool = pool
+        self._frames = frames
+        self._stream = stream
+        self._arena = arena
+        self._driver_of = functools.cache(driver_of)
+        self._reader = CacheReader(pool, frames, stream)
+        self._putter = Putter(pool, frames)
+        self._removed = 0
+        self._closed = False
+        self.namespace = namespace
+
+    def close(self) -> None:
+        """Refuse everything from here on; `open_cache` does this at its end."""
+        self._closed = True
+
+    # ── what is there ────────────────────────────────────────────────────────────────────────────────────
+
+    def lookup(self, keys: Iterable[Key]) -> list[int | None]:
+        """For each key, the bytes of its object; None if it is not there. Reads nothing from devices."""
+        places = [self._place(key) for key in keys]
+        finder = Finder(self._pool)
+        return [finder.size_of(place) for place in places]
+
+    def pin(self, key: Key) -> Pin:
+        """Keep an object from being evicted. :raises NoObject: it is not there"""
+        place = self._place(key)
+        record = Finder(self._pool).find(place)
+        if record is not None:
+            try:
+                return Pin(self._pool, record)
+            except Raced:
+                pass
+        raise NoObject(f"{place} is not there")
+
+    def hint(self, keys: Iterable[Key]) -> None:
+        """Say that these will be wanted: they move away from eviction. What is not there is passed over."""
+        finder = Finder(self._pool)
+        for place in [self._place(key) for key in keys]:
+            record = finder.find(place)
+            if record is not None:
+                self._pool.touch(record)
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────
+
+    async def get_into(self, key: Key, into: Buffer, *, deadline: float = math.inf) -> int:
+        """Read an object into memory; returns its bytes, what `into` has beyond them stays as it was.
+
+        :param deadline: when it is no longer worth beginning, by trio's clock
+        :raises NoObject: it is not there
+        :raises BadBuffer: the buffer is too small, read-only, not in one piece, or not memory of this host
+        :raises TransferExpired, BlockError, FramesError: it cannot be read: a miss, too
+        """
+        [got] = await self.get_many_into([(key, into)], deadline=deadline)
+        if got.error is not None:
+            raise got.error
+        return got.length
+
+    async def get_many_into(self, pairs: Iterable[Pair], *, deadline: float = math.inf) -> list[Got]:
+        """Read many objects, each into its memory; the outcomes in the order of the pairs.
+
+        :raises BadBuffer: for one of them, before anything is read
+        """
+        async with self.stream(pairs, deadline=deadline) as arrivals:
+            outcomes = [got async for got in arrivals]
+        return sorted(outcomes, key=lambda got: got.index)
+
+    @asynccontextmanager
+    async def stream(self, pairs: Iterable[Pair], *, deadline: float = math.inf) -> AsyncIterator[Arrivals]:
+        """Read many objects, each into its memory; the outcomes as they arrive.
+
+        Leaving the block ends what has not arrived; behind it the memory is the caller's again, but for what the outcome
+        of an object says is `pending`.
+
+        :raises BadBuffer: for one of them, before anything is read
+        """
+        async with self._reader.stream(self._jobs(pairs), Priority.DEMAND, deadline) as arrivals:
+            yield arrivals
+
+    @asynccontextmanager
+    async def prefetch_into(
+        self, pairs: Iterable[Pair], *, deadline: float = math.inf
+    ) -> AsyncIterator[Arrivals]:
+        """As `stream`, for what is only likely to be wanted: it goes after all that is."""
+        async with self._reader.stream(self._jobs(pairs), Priority.PREFETCH, deadline) as arrivals:
+            yield arrivals
+
+    async def prefetch(self, keys: Iterable[Key]) -> int:
+        """Begin to bring objects into the DRAM tier, as far as it has frames that nobody needs.
+
+        :returns: how many extents are on their way now
+        """
+        finder = Finder(self._pool)
+        records = [finder.find(place) for place in [self._place(key) for key in keys]]
+        begun = 0
+        for record in records:
+            if record is not None:
+                extents = enumerate(await self._pool.extents(record))
+                stored = [(index, extent.ref) for index, extent in extents if not extent.is_hole]
+                begun += self._frames.read_ahead(record, stored)
+        return begun
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────────────────────
+
+    async def put(self, key: Key, data: Buffer, *, replace: bool = True, writer: int | None = None) -> None:
+        """Store bytes under a key, whole or not at all. They must not change until this returns.
+
+        :param writer: who puts this. What one writer puts in succession is taken for a chain that will be wanted in that
+            order; by default each task is one
+        :raises Exists: there is an object already, and `replace` is false
+        :raises BadBuffer: the memory is not in one piece, or not of this host
+        :raises NoSpace, BlockError, FramesError: nothing was stored
+        """
+        who = id(trio.lowlevel.current_task()) if writer is None else writer
+        await self._putter.put(self._place(key), readable(data, self._driver_of), who, replace=replace)
+
+    async def remove(self, key: Key) -> bool:
+        """Remove an object; whether it was there. Who reads it goes on. :raises BlockError: it may still be there"""
+        record = Finder(self._pool).find(self._place(key))
+        if record is None:
+            return False
+        try:
+            await self._pool.remove(record)
+        except Missing:
+            return False
+        self._removed += 1
+        return True
+
+    # ── memory and figures ───────────────────────────────────────────────────────────────────────────────
+
+    def lease(self, size: int) -> Lease:
+        """Memory for transfers without a copy, from what `open_cache(buffers=…)` set aside.
+
+        :raises NoBuffers: there is no such piece now, or none was set aside
+        :raises ValueError: there never is
+        """
+        self._check_open()
+        if self._arena is None:
+            raise NoBuffers("no memory was set aside to be leased: give open_cache 'buffers'")
+        return self._arena.lease(size)
+
+    def statistics(self) -> CacheStatistics:
+        """A frozen snapshot."""
+        reads, puts = self._reader.counts, self._putter.counts
+        return CacheStatistics(
+            hits=reads.hits,
+            misses=reads.misses,
+            failed=reads.failed,
+            bytes=reads.bytes,
+            bytes_copied=reads.bytes_copied,
+            puts=puts.puts,
+            put_bytes=puts.bytes,
+            put_bytes_copied=puts.bytes_copied,
+            removed=self._removed,
+            stream=self._stream.statistics(),
+        )
+
+    def _jobs(self, pairs: Iterable[Pair]) -> list[Job]:
+        return [
+            Job(index, key, self._place(key), writable(into, self._driver_of))
+            for index, (key, into) in enumerate(pairs)
+        ]
+
+    def _place(self, key: Key) -> Place:
+        self._check_open()
+        return place_of(key, self.namespace)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise CacheClosed("the cache is closed")

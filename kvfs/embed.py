@@ -1,0 +1,90 @@
+"""Opening a pool in an engine's own process."""
+
+from __future__ import annotations
+
+import os
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import trio
+
+from blockdev.tasks import background
+from kvfs.assemble import assembled
+from kvfs.cache import Cache
+from kvfs.cache.reading import PoolSource
+from kvfs.config import Config, load_config
+from kvfs.state import PoolFolder, StateDirectory, default_root
+from kvfs.watch import Watch
+from rdma.buffers import Arena, allocate
+from rdma.host_memory import PAGE
+from rdma.stream import open_stream
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from kvfs.assemble import Assembly
+    from kvfs.cache import Namespace
+    from kvfs.cache.reading import PoolExtent
+    from rdma.stream import Stream
+
+
+@asynccontextmanager
+async def open_cache(
+    pool: str | Config,
+    *,
+    namespace: Namespace | None = None,
+    memory: int | None = None,
+    buffers: int = 0,
+    state: Path | None = None,
+) -> AsyncIterator[Cache]:
+    """Be a member of a pool for the length of the block, as a mount is, without a mount.
+
+    :param pool: its name, or a configuration of it
+    :param namespace: of the keys that are hashes
+    :param memory: bytes of the DRAM tier, instead of the configuration's; it has what `prefetch` brings and what cannot
+        be moved directly
+    :param buffers: bytes for `Cache.lease`, locked in memory
+    :param state: the state directory; by default the one that the command uses
+    :raises UnknownPool, ConfigError, FramesError: `memory` is too little, or more than the system gives
+    :raises LockRefused: the system does not let us lock that much
+    :raises PoolBusy, MissingDevice, WrongDomain, FormatError, DeviceError: as a mount
+    """
+    directory = StateDirectory(state or default_root(os.environ, os.geteuid()))
+    if isinstance(pool, Config):
+        folder, config = directory.folder(pool.name), pool
+    else:
+        folder = directory.known(pool)
+        config = load_config(folder.config)
+    if memory is not None:
+        config = replace(config, memory=memory)
+    arena = _arena(buffers)
+    try:
+        # The outer one only sees to it that errors leave as themselves: the inner nurseries put them into groups.
+        async with background(), _members(folder, config) as (assembly, stream):
+            cache = Cache(assembly.pool, assembly.frames, stream, namespace, arena)
+            try:
+                yield cache
+            finally:
+                cache.close()
+    finally:
+        if arena is not None:
+            arena.close()
+
+
+@asynccontextmanager
+async def _members(folder: PoolFolder, config: Config) -> AsyncIterator[tuple[Assembly, Stream[PoolExtent]]]:
+    async with assembled(folder, config, "used by an engine") as assembly:
+        source = PoolSource(assembly.pool, assembly.frames)
+        async with open_stream(source) as stream, trio.open_nursery() as nursery:
+            nursery.start_soon(Watch(assembly.pool, assembly.returning, config).run)
+            yield assembly, stream
+            nursery.cancel_scope.cancel()
+
+
+def _arena(size: int) -> Arena | None:
+    if not size:
+        return None
+    whole = -(-size // PAGE) * PAGE
+    return Arena(allocate(whole, lock=True), whole, PAGE)

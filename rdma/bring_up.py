@@ -1,0 +1,175 @@
+"""How a controller is brought up: which commands, in which order, and what their answers must say. Pure.
+
+Each of these is a generator: it yields what to ask, or for how long to pause, is sent the answer, and returns what it found
+out. Whoever runs one does the sending and the waiting, and needs to know nothing of what is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+from rdma import nvme_wire as wire
+from rdma.errors import CommandFailed, KeyWanted, NotSupported
+from rdma.nvme_identify import (
+    ENABLE,
+    IDENTIFY_SIZE,
+    Capabilities,
+    Controller,
+    ControllerState,
+    Namespace,
+)
+from rdma.nvme_status import AUTHENTICATION_REQUIRED
+
+_PAGE = 4096
+_POLL = 0.05
+"""Seconds between two looks whether the controller is ready."""
+_NO_KEY = (
+    "demands authentication (DH-HMAC-CHAP), which this initiator does not have yet: let the kernel connect it, "
+    "with 'host_key' in the configuration"
+)
+
+
+class Ask(NamedTuple):
+    """A command, and the data that go with it.
+
+    :ivar what: for people
+    :ivar command: made when it is known where the data are
+    :ivar data: that the controller reads; as many bytes are lent as it has, or as `answer` says
+    :ivar answer: bytes that the controller writes
+    """
+
+    what: str
+    command: Callable[[wire.Sgl], wire.Command]
+    data: bytes = b""
+    answer: int = 0
+
+
+class Answer(NamedTuple):
+    """:ivar result: of the completion"""
+
+    result: int
+    data: bytes
+
+
+T = TypeVar("T")
+Steps = Generator[Ask | float, Answer, T]
+"""Yields what to ask, or the seconds to pause; returns what was found out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who we are, and whom we want.
+
+    :ivar host_id: 16 bytes
+    :ivar keep_alive: seconds of silence after which the controller gives us up
+    """
+
+    subsystem: str
+    host: str
+    host_id: bytes
+    keep_alive: float = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What an admin queue has found out.
+
+    :ivar number: the controller's id, by which I/O queues are connected to it
+    :ivar queues: I/O queues that we may have
+    :ivar depth: most entries of one
+    """
+
+    controller: Controller
+    number: int
+    queues: int
+    depth: int
+
+
+def start_controller(who: Identity, depth: int, queues: int) -> Steps[Found]:
+    """On an admin queue that is connected to nothing yet.
+
+    :param depth: entries of this queue
+    :param queues: I/O queues that we would like
+    :raises KeyWanted, NotSupported, CommandFailed:
+    """
+    number = yield from _connect(who, wire.ADMIN_QUEUE, depth, wire.ANY_CONTROLLER)
+    answer = yield Ask("reading its capabilities", lambda _: wire.property_get(wire.Property.CAP))
+    capabilities = Capabilities.unpack(answer.result)
+    yield Ask("enabling it", lambda _: wire.property_set(wire.Property.CC, ENABLE))
+    yield from _wait_until_ready(capabilities.ready_seconds)
+    answer = yield Ask(
+        "asking what it is", lambda sgl: wire.identify(wire.Cns.CONTROLLER, sgl), answer=IDENTIFY_SIZE
+    )
+    controller = Controller.unpack(answer.data)
+    if not controller.takes_keyed:
+        raise NotSupported(f"{who.subsystem} takes no keyed SGLs, without which nothing can be moved by RDMA")
+    answer = yield Ask("asking for queues", lambda _: wire.set_queues(queues))
+    granted = min(queues, wire.granted_queues(answer.result))
+    most = min(capabilities.queue_depth, controller.commands or capabilities.queue_depth)
+    return Found(controller, number, granted, most)
+
+
+def start_queue(who: Identity, queue: int, depth: int, controller: int) -> Steps[None]:
+    """On an I/O queue that is connected to nothing yet. :raises KeyWanted, CommandFailed:"""
+    yield from _connect(who, queue, depth, controller)
+
+
+def find_namespace(nsid: int) -> Steps[Namespace]:
+    """On the admin queue of a controller that is ready.
+
+    :raises NotSupported: it is not there, or its blocks carry more than data
+    """
+    answer = yield Ask(
+        f"asking for namespace {nsid}",
+        lambda sgl: wire.identify(wire.Cns.NAMESPACE, sgl, nsid),
+        answer=IDENTIFY_SIZE,
+    )
+    namespace = Namespace.unpack(answer.data)
+    if not namespace.exists:
+        raise NotSupported(f"there is no namespace {nsid}, or it is not active")
+    if namespace.metadata or namespace.protected:
+        raise NotSupported(
+            f"namespace {nsid} has {namespace.metadata} bytes of metadata with each block: format it without, and "
+            "without protection information"
+        )
+    if namespace.block_size > _PAGE:
+        raise NotSupported(
+            f"namespace {nsid} has blocks of {namespace.block_size} bytes; at most {_PAGE} will do"
+        )
+    return namespace
+
+
+def _connect(who: Identity, queue: int, depth: int, controller: int) -> Steps[int]:
+    """Returns the controller's id."""
+    keep_alive_ms = int(who.keep_alive * 1000) if queue == wire.ADMIN_QUEUE else 0
+    data = wire.ConnectData(who.host_id, controller, who.subsystem, who.host).pack()
+    try:
+        answer = yield Ask(
+            f"connecting queue {queue}",
+            lambda sgl: wire.connect(queue, depth, sgl, keep_alive_ms=keep_alive_ms),
+            data=data,
+        )
+    except CommandFailed as error:
+        if error.status[:2] == AUTHENTICATION_REQUIRED[:2]:
+            raise KeyWanted(f"{who.subsystem} {_NO_KEY}") from None
+        raise
+    if answer.result >> 16 & 0xFFFF:  # AUTHREQ: it wants to be authenticated to before anything else
+        raise KeyWanted(f"{who.subsystem} {_NO_KEY}")
+    return answer.result & 0xFFFF
+
+
+def _wait_until_ready(seconds: float) -> Steps[None]:
+    left = max(seconds, 1.0)
+    while True:
+        answer = yield Ask("asking whether it is ready", lambda _: wire.property_get(wire.Property.CSTS))
+        state = ControllerState.unpack(answer.result)
+        if state.failed:
+            raise NotSupported("the controller says that it has failed")
+        if state.ready:
+            return
+        if left <= 0:
+            raise NotSupported(f"the controller was not ready within the {seconds} s that it says it needs")
+        yield _POLL
+        left -= _POLL

@@ -1,0 +1,52 @@
+"""Caches over small pools in memory, and memory to read into."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from blockdev.memory import page_buffer
+from blockdev.pool import Pool
+from kvfs.arena import Arena
+from kvfs.cache import Cache, Namespace
+from kvfs.cache.gpu import DriverOf
+from kvfs.cache.reading import PoolSource
+from kvfs.frames import FrameCache, open_frames
+from rdma.buffers import Arena as LeaseArena
+from rdma.buffers import allocate
+from rdma.cuda import open_driver
+from rdma.stream import open_stream
+from tests.blockdev.pools import EXTENT
+
+NAMESPACE = Namespace("model")
+LEASED = 2 * EXTENT
+
+
+@asynccontextmanager
+async def cache_of(
+    pool: Pool,
+    *,
+    frames: int = 4,
+    namespace: Namespace | None = NAMESPACE,
+    driver_of: DriverOf = open_driver,
+) -> AsyncIterator[Cache]:
+    """A cache of a pool, as `kvfs.open_cache` makes it."""
+    async with tiers_of(pool, frames=frames) as tier, open_stream(PoolSource(pool, tier)) as stream:
+        arena = LeaseArena(allocate(LEASED), LEASED, EXTENT)
+        yield Cache(pool, tier, stream, namespace, arena, driver_of)
+
+
+@asynccontextmanager
+async def tiers_of(pool: Pool, *, frames: int) -> AsyncIterator[FrameCache]:
+    async with open_frames(Arena(frames * EXTENT, EXTENT), pool) as tier:
+        yield tier
+
+
+def direct(size: int) -> memoryview:
+    """Memory that devices can read into."""
+    return page_buffer(size)
+
+
+def indirect(size: int) -> memoryview:
+    """Memory that begins in the middle of a page."""
+    return page_buffer(size + 64)[64:]

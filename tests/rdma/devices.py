@@ -1,0 +1,45 @@
+"""Initiators as devices of a pool: the same calls, with the errors of blockdev."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Awaitable, Callable
+
+from blockdev.errors import DeviceClosed, DeviceError, DeviceTimeout
+from rdma.errors import NvmeError, TransportClosed, TransportError, TransportTimeout
+from rdma.initiator import Initiator
+
+
+class Translated:
+    """An initiator as `blockdev.device.Device`. What it gave up is fenced off, so that nothing is pending."""
+
+    is_file = False
+
+    def __init__(self, inner: Initiator) -> None:
+        self.inner = inner
+        self.name, self.size, self.block_size = inner.name, inner.size, inner.block_size
+
+    async def read_into(self, offset: int, buffer: memoryview) -> None:
+        await self._do(lambda: self.inner.read_into(offset, buffer))
+
+    async def write_from(self, offset: int, buffer: memoryview) -> None:
+        await self._do(lambda: self.inner.write_from(offset, buffer))
+
+    async def flush(self) -> None:
+        await self._do(self.inner.flush)
+
+    async def discard(self, offset: int, length: int) -> None:
+        await self._do(lambda: self.inner.discard(offset, length))
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+    async def _do(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except TransportClosed as error:
+            raise DeviceClosed(self.name, errno.EBADF, str(error)) from error
+        except TransportTimeout as error:
+            raise DeviceTimeout(self.name, errno.ETIMEDOUT, str(error), None) from error
+        except (TransportError, NvmeError) as error:
+            raise DeviceError(self.name, errno.EIO, str(error)) from error

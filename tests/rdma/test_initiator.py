@@ -1,0 +1,456 @@
+"""A namespace over a target in memory: it is a Device, and whatever breaks, no byte lands where it does not belong."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from random import Random
+from typing import TypeVar
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blockdev.device import Device
+from blockdev.memory import page_buffer
+from blockdev.testing import check_device
+from rdma import nvme_wire as wire
+from rdma.bring_up import Answer, Ask, Identity, Steps, find_namespace, start_controller
+from rdma.errors import (
+    CommandFailed,
+    KeyWanted,
+    NotSupported,
+    TransportBroken,
+    TransportClosed,
+    TransportError,
+    TransportTimeout,
+)
+from rdma.initiator import Initiator, InitiatorOptions, Piece, open_initiator, pieces
+from rdma.memory_target import MemoryTarget
+from rdma.nvme_identify import Capabilities
+from rdma.session import SessionOptions
+from tests.rdma.devices import Translated
+
+T = TypeVar("T")
+
+PAGE = 4096
+MIB = 1 << 20
+WHO = Identity("nqn.2014-08.org.example:kv", "nqn.2014-08.org.example:host", bytes(range(16)), keep_alive=2.0)
+
+
+@asynccontextmanager
+async def opened(target: MemoryTarget, io_timeout: float = 5.0) -> AsyncIterator[Initiator]:
+    async with open_initiator(target, WHO, 1, InitiatorOptions(io_timeout=io_timeout)) as initiator:
+        yield initiator
+
+
+def only(error: BaseException) -> BaseException:
+    """The one error in groups of one."""
+    while isinstance(error, BaseExceptionGroup):
+        [error] = error.exceptions
+    return error
+
+
+def asked(target: MemoryTarget, what: wire.Io) -> int:
+    """How often that came on an I/O queue."""
+    return sum(queue > 0 and command.opcode == what for queue, command in target.commands)
+
+
+@pytest.mark.parametrize("block_size", [512, 4096])
+@pytest.mark.parametrize("limit_shift", [0, 4, 8])
+async def test_it_is_a_device(block_size: int, limit_shift: int) -> None:
+    async with AsyncExitStack() as stack:
+
+        async def make(io_timeout: float) -> Device:
+            target = MemoryTarget(block_size=block_size, limit_shift=limit_shift, rng=None)
+            return Translated(await stack.enter_async_context(opened(target, io_timeout=io_timeout)))
+
+        await check_device(make)
+
+
+# ── what is asked, and in which order ────────────────────────────────────────────────────────────────────────
+
+
+@given(st.integers(0, 1000), st.integers(0, 5000), st.sampled_from([512, 4096]), st.integers(0, 300))
+def test_pieces_are_the_whole_and_nothing_twice(first: int, count: int, block: int, limit: int) -> None:
+    parts = list(pieces(first * block, count * block, block, limit * 4096))
+    assert sum(part.count for part in parts) == count
+    at = 0
+    for part in parts:
+        assert (part.block, part.start) == (first + at, at * block)
+        assert 0 < part.count <= 1 << 16
+        assert not limit or part.count * block <= limit * 4096
+        assert part.count * block <= wire.KEYED_MAX
+        at += part.count
+
+
+def test_what_has_no_limit_is_as_large_as_a_descriptor_can_say() -> None:
+    assert list(pieces(0, 16 * MIB, 4096, 0)) == [Piece(0, 4095, 0), Piece(4095, 1, 4095 * 4096)]
+
+
+def driven(steps: Steps[T], answers: Mapping[str, Sequence[int]]) -> tuple[list[str | float], T]:
+    """What the steps asked and for how long they paused, and what they returned.
+
+    :param answers: results by what is asked, the last one again and again; 0 for everything else
+    """
+    seen: list[str | float] = []
+    asked = next(steps)
+    while True:
+        what, size = (asked.what, asked.answer) if isinstance(asked, Ask) else ("", 0)
+        known = answers.get(what, [0])
+        result = known[min(seen.count(what), len(known) - 1)]
+        seen.append(what or asked)  # type: ignore[arg-type]
+        data = bytearray(size)
+        if size:
+            data[536] = 4  # takes keyed SGLs
+        try:
+            asked = steps.send(Answer(result, bytes(data)))
+        except StopIteration as end:
+            return seen, end.value
+
+
+CAP = Capabilities(128, 1.0).pack()
+
+
+def test_bringing_a_controller_up_waits_until_it_is_ready() -> None:
+    seen, found = driven(
+        start_controller(WHO, 32, 4),
+        {
+            "connecting queue 0": [9],
+            "reading its capabilities": [CAP],
+            "asking whether it is ready": [0, 0, 1],
+            "asking for queues": [1 << 16 | 7],
+        },
+    )
+    assert (found.number, found.queues, found.depth) == (9, 2, 128)
+    assert seen == [
+        "connecting queue 0",
+        "reading its capabilities",
+        "enabling it",
+        "asking whether it is ready", 0.05,
+        "asking whether it is ready", 0.05,
+        "asking whether it is ready",
+        "asking what it is",
+        "asking for queues",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("state, words", [(2, "has failed"), (0, r"not ready within the 1\.0 s")])
+def test_a_controller_that_does_not_come_up(state: int, words: str) -> None:
+    answers = {"reading its capabilities": [CAP], "asking whether it is ready": [state]}
+    with pytest.raises(NotSupported, match=words):
+        driven(start_controller(WHO, 32, 4), answers)
+
+
+def test_a_namespace_that_is_not_there_is_refused() -> None:
+    steps = find_namespace(3)
+    next(steps)
+    with pytest.raises(NotSupported, match="no namespace 3"):
+        steps.send(Answer(0, bytes(4096)))
+
+
+@pytest.mark.parametrize(
+    "target, error, words",
+    [
+        (MemoryTarget(needs_key=True), KeyWanted, "demands authentication .*let the kernel connect it"),
+        (MemoryTarget(metadata=8), NotSupported, "8 bytes of metadata with each block: format it without"),
+        (MemoryTarget(block_size=8192), NotSupported, "blocks of 8192 bytes"),
+        (MemoryTarget(is_down=True), TransportBroken, "no route"),
+    ],
+)
+async def test_a_target_that_cannot_be_used(target: MemoryTarget, error: type[Exception], words: str) -> None:
+    with pytest.raises(BaseExceptionGroup) as info:
+        async with opened(target):
+            pass
+    found = only(info.value)
+    assert isinstance(found, error)
+    with pytest.raises(error, match=words):
+        raise found
+    assert not any(connection.is_open for connection in target.connections)
+    assert not target.regions
+
+
+async def test_a_target_that_does_not_answer_is_given_up(autojump_clock: trio.testing.MockClock) -> None:
+    target = MemoryTarget(hold=lambda _: True)
+    began = trio.current_time()
+    with pytest.raises(BaseExceptionGroup) as info:
+        async with open_initiator(target, WHO, 1, InitiatorOptions(SessionOptions(connect_timeout=3.0))):
+            pass
+    assert isinstance(only(info.value), TransportTimeout)
+    assert trio.current_time() - began == pytest.approx(3.0)
+    assert not any(connection.is_open for connection in target.connections)
+    assert not target.regions
+
+
+async def test_an_operation_goes_over_all_queues_at_once() -> None:
+    target = MemoryTarget(size=8 * MIB, limit_shift=6)
+    async with opened(target) as device:
+        data = page_buffer(4 * MIB)
+        data[:] = Random(1).randbytes(4 * MIB)
+        await device.write_from(MIB, data)
+        target.hold = lambda command: command.opcode == wire.Io.READ
+        into = page_buffer(4 * MIB)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(device.read_into, MIB, into)
+            await trio.testing.wait_all_tasks_blocked()
+            assert len(target.held) == 16
+            assert {one.connection.queue for one in target.held} == {1, 2, 3, 4}
+            target.rng = Random(2)
+            target.release()
+            target.rng = None
+        assert into == data
+        assert target.media[MIB : 5 * MIB] == data
+    assert not target.regions, "nothing stays registered"
+    assert not any(connection.is_open for connection in target.connections)
+
+
+async def test_more_than_fits_into_the_queues_waits() -> None:
+    target = MemoryTarget(size=8 * MIB, limit_shift=1, queues=1)
+    async with opened(target) as device:
+        await device.read_into(0, page_buffer(8 * MIB))
+    assert asked(target, wire.Io.READ) == 1024
+
+
+async def test_a_target_that_cannot_deallocate_is_not_asked_to() -> None:
+    target = MemoryTarget(can_deallocate=False)
+    async with opened(target) as device:
+        await device.discard(0, PAGE)
+        assert asked(target, wire.Io.DATASET_MANAGEMENT) == 0
+
+
+async def test_an_error_has_the_controllers_words() -> None:
+    target = MemoryTarget()
+    async with opened(target) as device:
+        target.size //= 2
+        with pytest.raises(CommandFailed, match=r"read: LBA out of range \(status 0h/80h\)"):
+            await device.read_into(device.size - PAGE, page_buffer(PAGE))
+        await device.read_into(0, page_buffer(PAGE))
+
+
+# ── what breaks ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_what_is_late_is_aborted_and_its_memory_free(autojump_clock: trio.testing.MockClock) -> None:
+    target = MemoryTarget()
+    target.media[:] = b"L" * target.size
+    async with opened(target, io_timeout=1.0) as device:
+        target.hold = lambda command: command.opcode == wire.Io.READ
+        into = page_buffer(PAGE)
+        with pytest.raises(TransportTimeout, match=r"read had no answer in 1\.0 s"):
+            await device.read_into(0, into)
+        target.hold = lambda _: False
+        target.release()
+        assert into == bytes(PAGE)
+        assert device.sessions == 1
+        await device.read_into(0, into)
+        assert into == b"L" * PAGE
+
+
+async def test_what_is_not_aborted_either_is_fenced_off(autojump_clock: trio.testing.MockClock) -> None:
+    target = MemoryTarget(is_deaf=True)
+    target.media[:] = b"L" * target.size
+    async with opened(target, io_timeout=1.0) as device:
+        target.hold = lambda command: command.opcode == wire.Io.READ
+        into = page_buffer(PAGE)
+        began = trio.current_time()
+        with pytest.raises(TransportTimeout):
+            await device.read_into(0, into)
+        assert trio.current_time() - began == pytest.approx(1.5)
+        target.hold = lambda _: False
+        target.release()
+        assert (into == bytes(PAGE), target.dropped) == (True, 1)
+        await device.read_into(0, into)
+        assert device.sessions == 2
+
+
+async def test_a_read_goes_on_after_the_connection_broke(autojump_clock: trio.testing.MockClock) -> None:
+    target = MemoryTarget()
+    target.media[:PAGE] = b"K" * PAGE
+    async with opened(target) as device, trio.open_nursery() as nursery:
+        target.hold = lambda command: command.opcode == wire.Io.READ
+        into = page_buffer(PAGE)
+        nursery.start_soon(device.read_into, 0, into)
+        await trio.testing.wait_all_tasks_blocked()
+        target.hold = lambda _: False
+        target.kill()
+        await trio.sleep(1.0)
+        target.is_down = False
+        await trio.sleep(3.0)
+        assert into == b"K" * PAGE
+        assert device.sessions == 2
+
+
+async def test_a_write_whose_connection_broke_is_its_callers_affair(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    target = MemoryTarget()
+    async with opened(target) as device:
+        target.hold = lambda command: command.opcode == wire.Io.WRITE
+        async with trio.open_nursery() as nursery:
+
+            async def write() -> None:
+                with pytest.raises(TransportBroken):
+                    await device.write_from(0, page_buffer(PAGE))
+
+            nursery.start_soon(write)
+            await trio.testing.wait_all_tasks_blocked()
+            target.cut()
+        assert asked(target, wire.Io.WRITE) == 1
+
+
+async def test_a_target_that_stays_away_is_a_timeout(autojump_clock: trio.testing.MockClock) -> None:
+    target = MemoryTarget()
+    async with opened(target, io_timeout=4.0) as device:
+        target.kill()
+        began = trio.current_time()
+        with pytest.raises(TransportTimeout, match=r"no connection in 4\.0 s"):
+            await device.read_into(0, page_buffer(PAGE))
+        assert trio.current_time() - began == pytest.approx(4.0)
+
+
+async def test_silence_is_noticed(autojump_clock: trio.testing.MockClock) -> None:
+    target = MemoryTarget()
+    async with opened(target) as device:
+        await trio.sleep(10)
+        assert device.sessions == 1
+        assert sum(command.opcode == wire.Admin.KEEP_ALIVE for _, command in target.commands) >= 8
+        target.hold = lambda command: command.opcode == wire.Admin.KEEP_ALIVE
+        await trio.sleep(4)
+        target.hold = lambda _: False
+        await trio.sleep(1)
+        assert device.sessions == 2
+
+
+async def test_closing_ends_what_is_under_way() -> None:
+    target = MemoryTarget()
+    async with opened(target) as device, trio.open_nursery() as nursery:
+        target.hold = lambda command: command.opcode == wire.Io.READ
+
+        async def read() -> None:
+            with pytest.raises(TransportClosed):
+                await device.read_into(0, page_buffer(PAGE))
+
+        nursery.start_soon(read)
+        await trio.testing.wait_all_tasks_blocked()
+        await device.aclose()
+
+
+@pytest.mark.parametrize("seed", range(50))
+async def test_whatever_breaks_nothing_hangs_and_no_byte_is_late(
+    seed: int, autojump_clock: trio.testing.MockClock
+) -> None:
+    rng = Random(seed)
+    target = MemoryTarget(size=MIB, limit_shift=rng.choice([0, 1, 3]))
+    target.media[:] = Random(0).randbytes(MIB)
+    content = bytes(target.media)
+    handed_on: list[memoryview] = []
+
+    async def trouble() -> None:
+        for _ in range(6):
+            await trio.sleep(rng.uniform(0.1, 2))
+            target.is_deaf = rng.random() < 0.3
+            rng.choice([target.kill, target.cut, target.release])()
+            await trio.sleep(rng.uniform(0, 1))
+            target.is_down = False
+
+    async def engine(device: Initiator) -> None:
+        for _ in range(8):
+            await trio.sleep(rng.uniform(0, 1))
+            into = page_buffer(4 * PAGE)
+            at = rng.randrange(200) * PAGE
+            began = trio.current_time()
+            try:
+                await device.read_into(at, into)
+                assert into == content[at : at + 4 * PAGE]
+            except (TransportError, CommandFailed):
+                pass
+            assert trio.current_time() - began <= 2.0 + 0.5 + 0.01
+            into[:] = b"\xa5" * into.nbytes
+            handed_on.append(into)
+
+    async with opened(target, io_timeout=2.0) as device:
+        target.rng = rng
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trouble)
+            for _ in range(4):
+                nursery.start_soon(engine, device)
+        target.rng = None
+        target.release()
+        target.is_down = False
+        await trio.sleep(10)
+        into = page_buffer(PAGE)
+        await device.read_into(0, into)
+        assert into == content[:PAGE], "it goes on as if nothing had been"
+    assert all(view == b"\xa5" * view.nbytes for view in handed_on)
+    assert not target.regions
+
+
+async def test_cancelling_does_not_cut_short_what_has_begun() -> None:
+    target = MemoryTarget()
+    target.media[:PAGE] = b"K" * PAGE
+    ended = False
+    into = page_buffer(PAGE)
+
+    async def read(device: Initiator) -> None:
+        nonlocal ended
+        with scope:
+            await device.read_into(0, into)
+        ended = True
+
+    scope = trio.CancelScope()
+    async with opened(target) as device, trio.open_nursery() as nursery:
+        target.hold = lambda command: command.opcode == wire.Io.READ
+        nursery.start_soon(read, device)
+        await trio.testing.wait_all_tasks_blocked()
+        scope.cancel()
+        await trio.testing.wait_all_tasks_blocked()
+        assert not ended, "the target still writes into the memory"
+        target.release()
+        await trio.testing.wait_all_tasks_blocked()
+        assert ended
+    assert into == b"K" * PAGE
+
+
+async def test_a_namespace_that_came_back_as_another_is_not_used(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    target = MemoryTarget()
+    async with opened(target, io_timeout=3.0) as device:
+        size = target.size
+        target.size //= 2
+        target.cut()
+        with pytest.raises(TransportTimeout, match="no connection"):
+            await device.read_into(0, page_buffer(PAGE))
+        target.size = size
+        await trio.sleep(6)
+        await device.read_into(0, page_buffer(PAGE))
+        assert device.sessions == 2
+
+
+async def test_answers_to_what_was_not_asked_end_the_connection(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    target = MemoryTarget()
+    async with opened(target) as device:
+        for answer in (wire.Completion(0x7777).pack(), b"short"):
+            connection = target.connections[-1]
+            connection._answers.append(answer)
+            connection._news.set()
+            await trio.sleep(1)
+            assert not connection.is_open
+            await device.read_into(0, page_buffer(PAGE))
+    assert device.sessions == 3
+
+
+async def test_a_controller_that_refuses_a_sign_of_life_is_left(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    target = MemoryTarget()
+    async with opened(target) as device:
+        target.refuses = {wire.Admin.KEEP_ALIVE}
+        await trio.sleep(1.5)
+        target.refuses = set()
+        await trio.sleep(1.5)
+        assert device.sessions == 2
