@@ -74,20 +74,26 @@ class Regions:
         """Become the writer of a region that nobody uses; False if another member was faster."""
         if self._leasing.is_ours(region):
             return True
-        if not self._leasing.lease(region):
+        # Looked at before it is locked, too: what a member that ended has left must not be locked by one that is
+        # stopped while it looks.
+        if await self._is_used(region) or not self._leasing.lease(region):
             return False
         used = True
         try:
-            await self._media.reload_header(region)
-            used = self._media.header(region).state is RegionState.ACTIVE
-        except (DeviceError, Unavailable):
-            return False
+            used = await self._is_used(region)
         finally:
             if not used:
                 self._leasing.keep(region)
             elif not self._leasing.is_ours(region):  # it may have come to us with a seat meanwhile
                 self._leasing.release(region)
         return not used
+
+    async def _is_used(self, region: RegionId) -> bool:
+        try:
+            await self._media.reload_header(region)
+            return self._media.header(region).state is RegionState.ACTIVE
+        except (DeviceError, Unavailable):
+            return True
 
     async def format_ahead(self, slot_class: SlotClass, device: DeviceNo) -> None:
         """Format an unused region of a device, if there still is one."""

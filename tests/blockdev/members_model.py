@@ -384,6 +384,7 @@ class MembersModel:
         try:
             if key is not None and record is not None:
                 assert (await pool.update(record, mode=0o100600)).mode == 0o100600
+                await trio.sleep(SEEN_BY_ALL)
         finally:
             self.busy.discard(key) if key else None
 
