@@ -8,6 +8,7 @@ kept would believe that nothing ever comes back late.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import deque
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from kvfs.prefetch.returns import BUCKETS, EDGES, Kind, Returns
 T = TypeVar("T")
 LEAST = 1e-6
 """A smaller part is nothing: parts are added up as floating-point numbers."""
-AGAIN = 256
+AGAIN = 512
 """So many things become idle before the order of the buckets is worked out again."""
 
 
@@ -54,6 +55,9 @@ class Idle(Generic[T]):
     def __init__(self, returns: Returns) -> None:
         self._returns = returns
         self._kinds: dict[tuple[Kind, int], list[_Waiting[T]]] = {}
+        self._due: list[tuple[float, int, list[_Waiting[T]], int]] = []
+        """When the first of a queue moves on, for each that has any."""
+        self._watched = 0
         self._order: list[_Waiting[T]] = []
         self._added = 0
 
@@ -68,7 +72,7 @@ class Idle(Generic[T]):
         if waiting is None:
             waiting = self._kinds[kind, entry.magnitude] = [_Waiting() for _ in range(BUCKETS)]
             self._added = 0
-        waiting[0].all.append(entry)
+        self._append(entry, waiting, 0)
         waiting[0].held[entry] = None
         if self._added % AGAIN == 0:
             self._order = self._ordered()
@@ -85,12 +89,15 @@ class Idle(Generic[T]):
         entry.left -= part
 
     def age(self, now: float) -> None:
-        """Time has passed. Constant for each entry and bucket, however often it is called."""
-        for (kind, _), queues in self._kinds.items():
-            for at, (edge, waiting) in enumerate(zip(EDGES[1:], queues, strict=False)):
-                entries = waiting.all
-                while entries and now - entries[0].since >= edge:
-                    self._move(entries.popleft(), kind, queues, at)
+        """Time has passed: what is old enough moves on. Costs nothing where nothing is."""
+        due = self._due
+        while due and due[0][0] <= now:
+            _, _, queues, at = heapq.heappop(due)
+            entries = queues[at].all
+            while entries and entries[0].since + EDGES[at + 1] <= now:
+                self._move(entries.popleft(), queues, at)
+            if entries:
+                self._watch(entries[0], queues, at)
 
     def cheapest(self) -> Iterator[Entry[T]]:
         """What is held, least worth holding first, the oldest first of what is worth the same.
@@ -98,13 +105,14 @@ class Idle(Generic[T]):
         Entries may be let go meanwhile.
         """
         for waiting in self._order:
-            yield from list(waiting.held)
+            if waiting.held:
+                yield from list(waiting.held)
 
     def worth(self, entry: Entry[T]) -> float:
         """Returns a second that may be expected for holding it, for each unit of its size."""
         return math.ldexp(self._returns.indices(entry.kind)[entry.bucket], -entry.magnitude)
 
-    def _move(self, entry: Entry[T], kind: Kind, queues: list[_Waiting[T]], at: int) -> None:
+    def _move(self, entry: Entry[T], queues: list[_Waiting[T]], at: int) -> None:
         here, there = queues[at], queues[at + 1]
         if entry in here.held:
             del here.held[entry]
@@ -112,9 +120,20 @@ class Idle(Generic[T]):
         elif entry.left < LEAST:
             return
         entry.bucket = at + 1
-        there.all.append(entry)
+        self._append(entry, queues, at + 1)
         if entry.left >= LEAST:
-            self._returns.passed(kind, at, entry.left)
+            self._returns.passed(entry.kind, at, entry.left)
+
+    def _append(self, entry: Entry[T], queues: list[_Waiting[T]], at: int) -> None:
+        if at + 1 == BUCKETS:
+            return
+        if not queues[at].all:
+            self._watch(entry, queues, at)
+        queues[at].all.append(entry)
+
+    def _watch(self, first: Entry[T], queues: list[_Waiting[T]], at: int) -> None:
+        self._watched += 1  # makes ties comparable
+        heapq.heappush(self._due, (first.since + EDGES[at + 1], self._watched, queues, at))
 
     def _ordered(self) -> list[_Waiting[T]]:
         indices = {kind: self._returns.indices(kind) for kind, _ in self._kinds}
