@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import lzma
 import os
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scripts.lib.bench import Rows
-from scripts.lib.benches.prefetch import keep, measure
+from scripts.lib.benches.prefetch import keep, measure, run
 from scripts.lib.prediction.resumes import (
     Clairvoyant,
     Learnt,
@@ -137,6 +138,38 @@ def test_the_clairvoyant_serves_most_and_room_for_all_serves_all() -> None:
         assert served(found, Learnt(), capacity) <= following
     for order in (LeastRecent(), Learnt(), Clairvoyant(clairvoyant)):
         assert served(found, order, 1e9) == following
+
+
+def bench(trace: Path | None) -> Rows:
+    rows = Rows()
+    run(rows, Namespace(trace=trace, quick=True))
+    return rows
+
+
+def test_the_bench_measures_any_trace(tmp_path: Path) -> None:
+    records = [
+        {"timestamp": 1000 * n, "hash_ids": [n % 7 * 100 + i for i in range(5 + n // 7)]} for n in range(70)
+    ]
+    shown = {row.name: row.as_json() for row in bench(write(tmp_path / "mine.jsonl", *records))}
+    assert shown["mine, chains ahead of the reader: recall"]["median"] == 1
+    for percent in (1, 5):
+        ours = shown[f"mine, room for {percent} %: by value"]
+        assert ours["ok"]
+        assert ours["ceiling"] == pytest.approx(
+            shown[f"mine, room for {percent} %: Belady with bypass, knows the future"]["median"], rel=1e-3
+        )
+
+
+def test_the_bench_needs_a_trace(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.delenv("KVFS_TRACES", raising=False)
+    with pytest.raises(SystemExit) as exit_:
+        bench(None)
+    assert exit_.value.code == 2
+    assert "--trace" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="absent"):
+        bench(tmp_path / "absent.jsonl")
 
 
 @pytest.mark.traces
