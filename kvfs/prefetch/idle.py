@@ -75,7 +75,7 @@ class Idle(Generic[T]):
         self._append(entry, waiting, 0)
         waiting[0].held[entry] = None
         if self._added % AGAIN == 0:
-            self._order = self._ordered()
+            self.rank()
         self._added += 1
         return entry
 
@@ -108,6 +108,16 @@ class Idle(Generic[T]):
             if waiting.held:
                 yield from list(waiting.held)
 
+    def rank(self) -> None:
+        """Put kinds and ages in order, by what was learnt until now. Done by itself every `AGAIN` times."""
+        indices = {kind: self._returns.indices(kind) for kind, _ in self._kinds}
+        ranked = [
+            (math.ldexp(worth, -magnitude), -at, number, waiting)
+            for number, ((kind, magnitude), queues) in enumerate(self._kinds.items())
+            for at, (worth, waiting) in enumerate(zip(indices[kind], queues, strict=True))
+        ]
+        self._order = [waiting for *_, waiting in sorted(ranked, key=lambda item: item[:3])]
+
     def worth(self, entry: Entry[T]) -> float:
         """Returns a second that may be expected for holding it, for each unit of its size."""
         return math.ldexp(self._returns.indices(entry.kind)[entry.bucket], -entry.magnitude)
@@ -134,12 +144,3 @@ class Idle(Generic[T]):
     def _watch(self, first: Entry[T], queues: list[_Waiting[T]], at: int) -> None:
         self._watched += 1  # makes ties comparable
         heapq.heappush(self._due, (first.since + EDGES[at + 1], self._watched, queues, at))
-
-    def _ordered(self) -> list[_Waiting[T]]:
-        indices = {kind: self._returns.indices(kind) for kind, _ in self._kinds}
-        ranked = [
-            (math.ldexp(worth, -magnitude), -at, number, waiting)
-            for number, ((kind, magnitude), queues) in enumerate(self._kinds.items())
-            for at, (worth, waiting) in enumerate(zip(indices[kind], queues, strict=True))
-        ]
-        return [waiting for *_, waiting in sorted(ranked, key=lambda item: item[:3])]

@@ -17,7 +17,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 RATIO = 1.6
@@ -51,6 +51,9 @@ def gittins(hazards: Sequence[float]) -> list[float]:
         chance / hazard if hazard > 0 else width
         for chance, hazard, width in zip(chances, hazards, WIDTHS, strict=True)
     ]
+    to_come = list(accumulate(reversed([*hazards[1:], 0.0]), max))[
+        ::-1
+    ]  # the highest hazard after each bucket
     indices = []
     for start in range(BUCKETS):
         alive, returns, waited, best = 1.0, 0.0, 0.0, 0.0
@@ -59,6 +62,8 @@ def gittins(hazards: Sequence[float]) -> list[float]:
             waited += alive * waits[at]
             alive *= 1 - chances[at]
             best = max(best, returns / waited)
+            if to_come[at] <= best:  # waiting for less adds less: true at once where hazards fall
+                break
         indices.append(best)
     return indices
 

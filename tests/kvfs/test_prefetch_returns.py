@@ -77,6 +77,20 @@ def test_an_index_lies_between_the_hazards_to_come(rates: list[float]) -> None:
         assert index >= alone * (1 - 1e-6)
 
 
+@given(hazards)
+def test_an_index_is_the_best_of_all_times_to_give_up(rates: list[float]) -> None:
+    for start, index in enumerate(gittins(rates)):
+        alive, returns, waited = 1.0, 0.0, 0.0
+        quotients = []
+        for rate, width in list(zip(rates, WIDTHS, strict=True))[start:]:
+            chance = -math.expm1(-rate * width)
+            returns += alive * chance
+            waited += alive * (chance / rate if rate else width)
+            alive *= 1 - chance
+            quotients.append(returns / waited)
+        assert index == pytest.approx(max(quotients), rel=1e-9)
+
+
 def test_an_unknown_kind_is_like_all_others() -> None:
     returns = exponential(40.0)
     assert returns.hazards(("never", "seen")) == pytest.approx(returns.hazards(QUICK), rel=0.5)

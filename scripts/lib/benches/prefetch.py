@@ -13,12 +13,13 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING
 
 from kvfs.prefetch.chains import KNOWN, Chains, Follower
 from kvfs.prefetch.idle import Idle
 from kvfs.prefetch.keeping import Keeper, LeafLru, Request
-from kvfs.prefetch.returns import Returns
+from kvfs.prefetch.returns import Returns, bucket
 from scripts.lib.prediction.caches import Access, Arc, Lru, S3Fifo, belady, prefix_hits
 from scripts.lib.prediction.resumes import (
     Clairvoyant,
@@ -184,13 +185,20 @@ def _resumes(rows: Rows, name: str, asked: Sequence[Asked]) -> None:
 
 
 def _ranking(rows: Rows) -> None:
-    """Ten thousand idle sessions of four kinds, put in order."""
-    idle: Idle[int] = Idle(Returns())
+    """Ten thousand idle sessions of four kinds, put in order by what was learnt of as many returns."""
+    returns, rng = Returns(), Random(1)
+    for session in range(IDLE_SESSIONS):
+        age = rng.lognormvariate(3.0, 1.5)
+        returns.returned((session % 4,), age)
+        for at in range(bucket(age)):
+            returns.passed((session % 4,), at)
+    idle: Idle[int] = Idle(returns)
     for session in range(IDLE_SESSIONS):
         idle.add(session, (session % 4,), session * 0.1)
         idle.age(session * 0.1)
     for _ in range(20):
         began = time.perf_counter()
+        idle.rank()
         ranked = sum(1 for _ in idle.cheapest())
         rows.add(
             "returns: 10,000 idle sessions ranked", "ms", (time.perf_counter() - began) * 1e3, ceiling=1.0
