@@ -68,8 +68,7 @@ def measure(rows: Rows, name: str, asked: Sequence[Asked], sizes: Sequence[int])
     _chains(rows, name, asked)
     for percent in sizes:
         _caches(rows, f"{name}, room for {percent} %", asked, percent)
-    if any(request.session is not None for request in asked):
-        _resumes(rows, name, asked)
+    resumes(rows, name, asked)
 
 
 def _traces(trace: Path | None) -> list[Path]:
@@ -165,8 +164,11 @@ def keep(asked: Sequence[Asked], capacity: int) -> list[int]:
     return hits
 
 
-def _resumes(rows: Rows, name: str, asked: Sequence[Asked]) -> None:
+def resumes(rows: Rows, name: str, asked: Sequence[Asked]) -> None:
+    """Sessions that come back, if a trace tells of any."""
     found = turns(asked)
+    if not found:
+        return
     following = sum(turn.follows for turn in found)
     live = live_set(found)
     clairvoyant = next_turns(found)
