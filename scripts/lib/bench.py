@@ -88,6 +88,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--folder", type=Path, help="where the data go; both sides use the disk that it is on"
     )
+    parser.add_argument("--trace", type=Path, help="prefetch: a trace of requests; else those in KVFS_TRACES")
     options = parser.parse_args(arguments)
     rows = Rows()
     importlib.import_module(f"scripts.lib.benches.{options.name}").run(rows, options)

@@ -1,0 +1,1 @@
+"""What predictions are measured with: traces of requests, and caches to compare with."""

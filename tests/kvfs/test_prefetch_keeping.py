@@ -1,0 +1,160 @@
+"""What stays in memory: leaves go first, what is of no use goes early, and a wrong prediction costs little."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvfs.prefetch import keeping
+from kvfs.prefetch.keeping import Guard, Keeper, LeafLru, leading
+from kvfs.prefetch.returns import Returns
+
+Chain = list[int]
+
+
+def chain(conversation: int, length: int) -> Chain:
+    return [conversation * 10_000 + block for block in range(length)]
+
+
+def serve(capacity: int, requests: list[tuple[float, Chain]]) -> tuple[int, int]:
+    """Leading blocks that were held by a keeper, and by who lets go the least recently used."""
+    keeper, lru = Keeper(capacity, Returns()), LeafLru(capacity)
+    ours = theirs = 0
+    for now, blocks in requests:
+        ours += keeper.begin(blocks, now).hits
+        theirs += lru.request(blocks)
+    return ours, theirs
+
+
+requests = st.lists(
+    st.tuples(st.integers(0, 4), st.integers(1, 9), st.floats(0, 100), st.booleans()), max_size=40
+)
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+@given(requests=requests, capacity=st.integers(1, 20))
+def test_a_block_is_held_only_with_all_before_it(
+    *, trusted: bool, requests: list[tuple[int, int, float, bool]], capacity: int
+) -> None:
+    keeper = Keeper(capacity, Returns())
+    if not trusted:
+        keeper._guard.resting = 10**6
+    now, seen = 0.0, {0: 0, 1: 0, 2: 0, 3: 0, 4: 0}
+    for conversation, length, pause, ends in requests:
+        now += pause
+        blocks = chain(conversation, length)
+        expected = leading(blocks, keeper)
+        seen[conversation] = max(seen[conversation], length)
+        request = keeper.begin(blocks, now)
+        assert request.hits == expected
+        if ends:
+            keeper.end(request, now + 1.0, "tool_use")
+        held = 0
+        for other, known in seen.items():
+            whole = chain(other, known)
+            held += leading(whole, keeper)
+            assert leading(whole, keeper) == sum(block in keeper for block in whole)
+        assert held == keeper.statistics().held <= capacity
+
+
+def test_a_chain_longer_than_memory_keeps_its_beginning() -> None:
+    keeper = Keeper(10, Returns())
+    keeper.begin(chain(0, 50), 0.0)
+    assert leading(chain(0, 50), keeper) == 10
+
+
+def test_all_is_held_while_there_is_room() -> None:
+    keeper = Keeper(100, Returns())
+    for conversation in range(5):
+        keeper.begin(chain(conversation, 20), float(conversation))
+    assert keeper.statistics().held == 100
+    assert keeper.begin(chain(0, 20), 5.0).hits == 20
+
+
+def test_kinds_that_do_not_come_back_make_room_for_those_that_do() -> None:
+    """Every second conversation stops for a tool and is back in ten seconds; the others are over."""
+    keeper = Keeper(200, Returns())
+    rng = Random(1)
+    hits = asked = 0
+    pending: list[tuple[float, Chain]] = []
+    for number in range(2000):
+        now = number * 1.0
+        while pending and pending[0][0] <= now:
+            at, blocks = pending.pop(0)
+            hits += keeper.begin(blocks, at).hits
+            asked += len(blocks)
+        comes_back = rng.random() < 0.5
+        request = keeper.begin(chain(number, 20), now)
+        keeper.end(request, now, "tool_use" if comes_back else "end_turn")
+        if comes_back:
+            pending.append((now + 12.0, chain(number, 20)))
+    assert hits > 0.9 * asked  # the least recently used last for ten seconds, so has next to nothing
+
+
+def test_a_scan_of_ten_times_the_memory_takes_little_from_others() -> None:
+    """Twenty conversations come back every minute, for hours; once, a thousand that never do pass by."""
+    steady = [(minute * 60.0 + c, chain(c, 10)) for minute in range(120) for c in range(20)]
+    scan = [(3600.0 + number * 0.05, chain(1000 + number, 2)) for number in range(1000)]
+    alone, _ = serve(200, steady)
+    keeper = Keeper(200, Returns())
+    among = sum(keeper.begin(blocks, now).hits for now, blocks in sorted(steady + scan))
+    asked = sum(len(blocks) for _, blocks in steady)
+    assert alone - among < 0.02 * asked
+
+
+def test_a_prediction_that_turns_wrong_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tools that took ten seconds take ten minutes from one moment on."""
+    monkeypatch.setattr(keeping, "WINDOW", 64)
+    rng = Random(2)
+    served: list[tuple[float, Chain]] = []
+    for number in range(4000):
+        gap = 10.0 if number < 2000 else 600.0
+        served += [(number * 1.0, chain(number, 5)), (number + gap * rng.uniform(0.8, 1.2), chain(number, 5))]
+    served.sort()
+    ours, theirs = serve(2000, served)
+    assert ours >= theirs - 0.01 * sum(len(blocks) for _, blocks in served)
+
+
+def test_three_windows_in_a_row_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "WINDOW", 1)
+    guard = Guard()
+    for ours in (0, 0, 10, 0, 0):
+        guard.note(100, ours, 5)
+        assert guard.trusted
+    guard.note(100, 0, 5)
+    assert not guard.trusted
+    for _ in range(keeping.REST):
+        guard.note(100, 0, 5)
+    assert guard.trusted
+
+
+def test_where_nothing_is_to_be_gained_nothing_is_risked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "WINDOW", 1)
+    guard = Guard()
+    guard.note(1000, 995, 995)
+    assert not guard.trusted
+    guard.note(1000, 900, 900)
+    assert guard.trusted
+
+
+def test_what_is_forgotten_is_not_held() -> None:
+    keeper = Keeper(10, Returns())
+    keeper.begin(chain(0, 5), 0.0)
+    for block in reversed(chain(0, 5)[2:]):
+        keeper.forget(block)
+    keeper.forget(77)
+    assert leading(chain(0, 5), keeper) == 2
+    assert keeper.statistics().known == 2
+    assert keeper.begin(chain(0, 5), 1.0).hits == 2
+    assert keeper.statistics().held == 5
+
+
+def test_a_clock_that_jumps_harms_nothing() -> None:
+    keeper = Keeper(20, Returns())
+    for now in (0.0, 1e9, 5.0, -1e9, 6.0):
+        request = keeper.begin(chain(int(now) % 7, 15), now)
+        keeper.end(request, now - 3.0, "tool_use")
+    assert keeper.statistics().held == 20
