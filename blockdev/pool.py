@@ -90,6 +90,7 @@ class Pool:
         board = None if parts.membership is None else parts.membership.board
         self._departures = Departures(tools, self._others, parts.policy, board, self._locks, counters)
         self.on_gone = self._departures.on_gone
+        self._clock = trio.lowlevel.current_clock()
         self._closed = ""
         self._room.evict = self._departures.evict
         self._room.may_go = lambda object_id: object_id not in self._versions.pins
@@ -240,7 +241,7 @@ class Pool:
         if self._membership is not None and not self.catalog.is_ours(record):
             self._membership.board.used(record.object_id)
             return
-        now = trio.current_time()
+        now = self._clock.current_time()
         self._versions.unread.discard(record.object_id)
         self._policy.touch(record.object_id, now)
         self._space.touch(record.address, now)
@@ -275,6 +276,14 @@ class Pool:
         """
         self._check_writable()
         return await self._room.reserve(self._room.class_for(length))
+
+    def try_reserve(self, length: int) -> SlotRef | None:
+        """As `reserve`, if that takes no waiting and wakes no task up; else None, and nothing was done.
+
+        Like `lookup`, `pin`, `touch` and `unpin` it may be called from another thread while the trio thread waits.
+        """
+        self._check_writable()
+        return self._room.try_reserve(self._room.class_for(length))
 
     def slot_size(self, length: int) -> int:
         """Payload bytes of the slot that `reserve(length)` gives."""

@@ -119,6 +119,13 @@ class Draft:
         """Whether there is something that its name should stand for and does not yet."""
         return self.dirty and self.linked and self.content.error is None
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that was written is published and nobody is at work on it."""
+        content = self.content
+        under_way = content.intake.has_notes or content.extents or content.prepared
+        return not (under_way or content.dirty or self.lock.locked())
+
     def check(self) -> None:
         """:raises Exception: what poisoned the draft"""
         self.content.check()

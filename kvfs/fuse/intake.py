@@ -169,6 +169,11 @@ class Intake:
             for place in self._places.values():
                 place.is_open = False
 
+    @property
+    def has_notes(self) -> bool:
+        """Whether threads have written what nobody has taken in yet."""
+        return bool(self._notes)
+
     def take(self) -> Sequence[Note]:
         """What was written since the last time, in the order in which it was done."""
         if not self._notes:

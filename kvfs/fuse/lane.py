@@ -30,6 +30,7 @@ import trio
 from blockdev.types import PAGE
 from kvfs.fuse import wire
 from kvfs.fuse.connection import ENDED, Connection
+from kvfs.fuse.custody import Custody
 from kvfs.fuse.intake import Intake
 from kvfs.fuse.landing import FrameSource, Spare, Spares
 from kvfs.fuse.relay import Buffer, Relay
@@ -60,12 +61,21 @@ class LaneNames(Protocol):
     def directory(self, number: int) -> pyfuse3.EntryAttributes | None: ...
 
 
+class LaneDesk(Protocol):
+    """Requests that can be answered at once with custody of the state; `kvfs.fuse.desk.Desk` is it."""
+
+    def serves(self, opcode: int) -> bool: ...
+
+    def answer(self, request: Request, message: bytes) -> bytes | None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """What the lane serves."""
 
     files: LaneFiles
     names: LaneNames
+    desk: LaneDesk
     frames: FrameSource
 
 
@@ -125,6 +135,8 @@ class Lane:
         self._fd = connection.fd
         self._files = served.files
         self._names = served.names
+        self._desk = served.desk
+        self._custody = Custody()
         self._extent_size = size.extent_size
         self._ended = ended
         self._token = trio.lowlevel.current_trio_token()
@@ -150,12 +162,13 @@ class Lane:
 
     async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Pass pyfuse3's answers back and answer what must wait, until `retire`."""
-        async with trio.open_nursery() as nursery:
-            await nursery.start(self._slow.serve)
-            nursery.start_soon(self._relay.pass_answers)
-            for thread in self._threads:
-                thread.start()
-            task_status.started()
+        with self._custody.kept():
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self._slow.serve)
+                nursery.start_soon(self._relay.pass_answers)
+                for thread in self._threads:
+                    thread.start()
+                task_status.started()
 
     def retire(self) -> None:
         """Answer nothing more that has not begun: requests wait until `close` fails them."""
@@ -241,9 +254,12 @@ class Lane:
                 if request.opcode in (Opcode.READ, Opcode.WRITE):
                     return request
                 answer = self._known(request, spare) if request.opcode in _KNOWN else None
+                message = b"" if answer is not None else _message(spare, size)
+                if answer is None and self._desk.serves(request.opcode):
+                    answer = self._at_once(request, message)
                 if answer is None:
                     counts.passed += 1
-                    self._pass_on(request, spare, size)
+                    self._pass_on(request, message)
                 elif not self._retired:
                     counts.known += 1
                     self._answer([answer])
@@ -310,10 +326,16 @@ class Lane:
             return None
         return wire.attributes_answer(request.unique, attributes.attr_timeout, attributes)
 
-    def _pass_on(self, request: Request, spare: Spare, size: int) -> None:
-        more = max(0, size - wire.DATA_HEADER)
+    def _at_once(self, request: Request, message: bytes) -> bytes | None:
+        """An answer, if nobody else is at work on the mount's state and it takes no waiting."""
+        if self._relay.has_releases:
+            return None
+        with self._custody.taken() as mine:
+            return self._desk.answer(request, message) if mine and not self._retired else None
+
+    def _pass_on(self, request: Request, message: bytes) -> None:
         try:
-            self._relay.pass_on(request, b"".join((spare.header, spare.payload[:more]))[:size])
+            self._relay.pass_on(request, message)
         except OSError:
             if not self._stopping:
                 raise
@@ -328,3 +350,9 @@ class Lane:
         except OSError as error:
             if error.errno not in ENDED:
                 raise
+
+
+def _message(spare: Spare, size: int) -> bytes:
+    """A request that landed in a buffer, whole."""
+    more = max(0, size - wire.DATA_HEADER)
+    return b"".join((spare.header, spare.payload[:more]))[:size]

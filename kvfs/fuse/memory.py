@@ -21,7 +21,7 @@ from kvfs.errors import FramesClosed, FramesError
 from kvfs.frames import Frame, FrameCache
 from kvfs.fuse.content import DraftContent, DraftExtent, Saved
 from kvfs.fuse.draft_frames import DraftFrames
-from kvfs.fuse.ports import PoolPort
+from kvfs.fuse.ports import MustWait, PoolPort
 from kvfs.fuse.saving import Saver
 from kvfs.fuse.versions import Versions
 
@@ -117,13 +117,27 @@ class DraftMemory:
             slot = await self._pool.reserve(content.extent_size)
         except BlockError:
             return
-        frame = None if self._knows(content, index) or content.error is not None else self._share.try_take()
+        if self._knows(content, index) or content.error is not None:
+            self._pool.give_back(slot)
+        else:
+            self.make_ready(content, index, slot)
+
+    def slot_at_once(self, length: int) -> SlotRef:
+        """A slot for `make_ready`. :raises MustWait: there is none, or no frame to go with it"""
+        slot = None if self._share.is_full else self._pool.try_reserve(length)
+        if slot is None:
+            raise MustWait
+        return slot
+
+    def make_ready(self, content: DraftContent, index: int, slot: SlotRef) -> None:
+        """Let threads put bytes into an extent that nobody knows yet, if there is a frame for it at once."""
+        frame = self._share.try_take()
         if frame is None:
             self._pool.give_back(slot)
             return
         extent = content.prepared[index] = DraftExtent(content, index, slot)
         self._share.give(extent, frame)
-        self.admit(extent)
+        content.intake.open(extent)
 
     @staticmethod
     def _knows(content: DraftContent, index: int) -> bool:

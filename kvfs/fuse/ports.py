@@ -12,6 +12,10 @@ from blockdev.types import Descriptor, DirectoryId, ExtentRef, Foreign, SlotRef
 Xattrs = tuple[tuple[bytes, bytes], ...]
 
 
+class MustWait(Exception):
+    """It cannot be done at once, and nothing was changed."""
+
+
 class Attributes(TypedDict, total=False):
     """What `update` may change."""
 
@@ -75,6 +79,8 @@ class PoolPort(Protocol):
     async def read_extent(self, record: Descriptor, index: int, into: memoryview) -> int: ...
 
     async def reserve(self, length: int) -> SlotRef: ...
+
+    def try_reserve(self, length: int) -> SlotRef | None: ...
 
     def slot_size(self, length: int) -> int: ...
 

@@ -161,11 +161,19 @@ class FakePool:
         await self._step("reserve")
         if len(self.slots) >= self.capacity:
             raise NoSpace("full")
+        return self._reserved(length)
+
+    def _reserved(self, length: int) -> SlotRef:
         number = next(self._numbers)
         ref = SlotRef(DeviceNo(0), RegionNo(0), SlotNo(number), Generation(number))
         self.slots[ref] = bytearray(b"\xee" * self.slot_size(length))
         self.reserved.add(ref)
         return ref
+
+    def try_reserve(self, length: int) -> SlotRef | None:
+        if len(self.slots) >= self.capacity:
+            return None
+        return self._reserved(length)
 
     def is_lost(self, ref: SlotRef) -> bool:
         return ref in self.lost
