@@ -1,14 +1,14 @@
 """Requests that are answered at once, by whichever thread has custody of the mount's state; see `custody`.
 
 They are what engines ask for again and again: look-ups, new files, opens of what is in memory, and the ends of opens. What
-must wait, or needs a task, is left to pyfuse3, and nothing was changed.
+must wait is left to pyfuse3, and nothing was changed; but the two for which each store waits have tasks of their own.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from blockdev.types import NAME_MAX
 from kvfs.fuse import wire
@@ -23,6 +23,7 @@ from kvfs.fuse.wire import Opcode, OpenFlag, Request
 log = logging.getLogger(__name__)
 
 Handler = Callable[[Request, bytes], bytes]
+Task = Callable[[Request, bytes], Awaitable[None]]
 
 
 class Desk:
@@ -40,6 +41,7 @@ class Desk:
             Opcode.RELEASE: self._release,
             Opcode.CREATE: self._create,
         }
+        self._tasks: dict[int, Task] = {Opcode.FLUSH: self._flush, Opcode.RENAME: self._rename}
 
     def serves(self, opcode: int) -> bool:
         """Whether it may have an answer to such a request."""
@@ -54,15 +56,25 @@ class Desk:
             return self._handlers[request.opcode](request, message)
         except MustWait:
             return None
-        except Exception as error:
-            number = errno_of(error)
-            if number is None:
-                log.exception("request %d failed", request.opcode)
-                number = errno.EIO
-            return wire.error_answer(request.unique, number)  # the mount lives on, whatever it was
+        except Exception as error:  # noqa: BLE001 - the mount lives on, whatever it was
+            return _failure(request, error)
+
+    def attends(self, opcode: int) -> bool:
+        """Whether it has an answer that takes a task."""
+        return opcode in self._tasks
+
+    async def attend(self, request: Request, message: bytes) -> bytes:
+        """What the kernel is to be told, in a task."""
+        try:
+            await self._tasks[request.opcode](request, message)
+        except Exception as error:  # noqa: BLE001 - as above
+            return _failure(request, error)
+        return wire.error_answer(request.unique, 0)
+
+    # --- at once
 
     def _lookup(self, request: Request, message: bytes) -> bytes:
-        name = _name(message, 0)
+        name = _checked(wire.name_at(message, 0))
         inode = self._tree.lookup_now(self._volume.inode(request.inode), name, _caller(message))
         if inode is None:
             return wire.entry_answer(request.unique, self._attributes.missing())
@@ -83,7 +95,7 @@ class Desk:
 
     def _create(self, request: Request, message: bytes) -> bytes:
         _, mode, _, _ = wire.CREATE_ARGUMENTS.unpack_from(message, wire.IN_HEADER.size)
-        name = _name(message, wire.CREATE_ARGUMENTS.size)
+        name = _checked(wire.name_at(message, wire.CREATE_ARGUMENTS.size))
         parent = self._volume.inode(request.inode)
         handle, inode = self._files.create_now(parent, name, mode, _caller(message))
         inode.lookups += 1
@@ -94,9 +106,27 @@ class Desk:
         self._files.release_now(request.handle)
         return wire.error_answer(request.unique, 0)
 
+    # --- in tasks
 
-def _name(message: bytes, at: int) -> bytes:
-    name = wire.name_at(message, at)
+    async def _flush(self, request: Request, _: bytes) -> None:
+        await self._files.flush(request.handle)
+
+    async def _rename(self, request: Request, message: bytes) -> None:
+        (directory,) = wire.RENAME_ARGUMENTS.unpack_from(message, wire.IN_HEADER.size)
+        old, new = wire.names_at(message, wire.RENAME_ARGUMENTS.size)
+        source, target = self._volume.inode(request.inode), self._volume.inode(directory)
+        await self._tree.rename((source, old), (target, _checked(new)), replace=True, caller=_caller(message))
+
+
+def _failure(request: Request, error: Exception) -> bytes:
+    number = errno_of(error)
+    if number is None:
+        log.error("request %d failed", request.opcode, exc_info=error)
+        number = errno.EIO
+    return wire.error_answer(request.unique, number)
+
+
+def _checked(name: bytes) -> bytes:
     if len(name) > NAME_MAX:
         raise refused(errno.ENAMETOOLONG)
     return name

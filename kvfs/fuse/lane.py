@@ -30,9 +30,9 @@ import trio
 from blockdev.types import PAGE
 from kvfs.fuse import wire
 from kvfs.fuse.connection import ENDED, Connection
-from kvfs.fuse.custody import Custody
 from kvfs.fuse.intake import Intake
 from kvfs.fuse.landing import FrameSource, Spare, Spares
+from kvfs.fuse.reception import LaneDesk, Reception
 from kvfs.fuse.relay import Buffer, Relay
 from kvfs.fuse.slow import Slow, SlowFiles
 from kvfs.fuse.wire import Opcode, Request
@@ -59,14 +59,6 @@ class LaneNames(Protocol):
     """Directories, by the number that the kernel knows; `kvfs.fuse.operations.Operations` is it."""
 
     def directory(self, number: int) -> pyfuse3.EntryAttributes | None: ...
-
-
-class LaneDesk(Protocol):
-    """Requests that can be answered at once with custody of the state; `kvfs.fuse.desk.Desk` is it."""
-
-    def serves(self, opcode: int) -> bool: ...
-
-    def answer(self, request: Request, message: bytes) -> bytes | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +127,11 @@ class Lane:
         self._fd = connection.fd
         self._files = served.files
         self._names = served.names
-        self._desk = served.desk
-        self._custody = Custody()
         self._extent_size = size.extent_size
         self._ended = ended
         self._token = trio.lowlevel.current_trio_token()
         self._relay = Relay(self._answer, size.max_pages)
+        self._reception = Reception(served.desk, self._relay, self._answer, self._soon)
         self.device = self._relay.device
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._waiting = select.poll()
@@ -162,8 +153,9 @@ class Lane:
 
     async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Pass pyfuse3's answers back and answer what must wait, until `retire`."""
-        with self._custody.kept():
+        with self._reception.custody.kept():
             async with trio.open_nursery() as nursery:
+                self._reception.begin(nursery)
                 await nursery.start(self._slow.serve)
                 nursery.start_soon(self._relay.pass_answers)
                 for thread in self._threads:
@@ -173,6 +165,7 @@ class Lane:
     def retire(self) -> None:
         """Answer nothing more that has not begun: requests wait until `close` fails them."""
         self._retired = True
+        self._reception.retire()
         self._relay.retire()
         self._slow.retire()
 
@@ -253,17 +246,26 @@ class Lane:
                 request = wire.parse(spare.header)
                 if request.opcode in (Opcode.READ, Opcode.WRITE):
                     return request
+                if self._retired:
+                    continue
                 answer = self._known(request, spare) if request.opcode in _KNOWN else None
-                message = b"" if answer is not None else _message(spare, size)
-                if answer is None and self._desk.serves(request.opcode):
-                    answer = self._at_once(request, message)
-                if answer is None:
-                    counts.passed += 1
-                    self._pass_on(request, message)
-                elif not self._retired:
-                    counts.known += 1
+                if answer is not None:
                     self._answer([answer])
+                if answer is not None or self._take(request, spare, size):
+                    counts.known += 1
+                else:
+                    counts.passed += 1
         return None
+
+    def _take(self, request: Request, spare: Spare, size: int) -> bool:
+        more = max(0, size - wire.DATA_HEADER)
+        message = b"".join((spare.header, spare.payload[:more]))[:size]
+        try:
+            return self._reception.take(request, message)
+        except OSError:
+            if not self._stopping:
+                raise
+            return False
 
     def _receive(self, spare: Spare) -> int:
         """The next request's length; 0 when there will be none."""
@@ -326,20 +328,6 @@ class Lane:
             return None
         return wire.attributes_answer(request.unique, attributes.attr_timeout, attributes)
 
-    def _at_once(self, request: Request, message: bytes) -> bytes | None:
-        """An answer, if nobody else is at work on the mount's state and it takes no waiting."""
-        if self._relay.has_releases:
-            return None
-        with self._custody.taken() as mine:
-            return self._desk.answer(request, message) if mine and not self._retired else None
-
-    def _pass_on(self, request: Request, message: bytes) -> None:
-        try:
-            self._relay.pass_on(request, message)
-        except OSError:
-            if not self._stopping:
-                raise
-
     # --- in any thread
 
     def _answer(self, parts: Sequence[Buffer]) -> None:
@@ -350,9 +338,3 @@ class Lane:
         except OSError as error:
             if error.errno not in ENDED:
                 raise
-
-
-def _message(spare: Spare, size: int) -> bytes:
-    """A request that landed in a buffer, whole."""
-    more = max(0, size - wire.DATA_HEADER)
-    return b"".join((spare.header, spare.payload[:more]))[:size]

@@ -85,7 +85,7 @@ class Relay:
 
     async def pass_answers(self) -> None:
         """Pass pyfuse3's answers back to the kernel, until `retire`."""
-        early = _BeforeWaiting(self._pass_back)
+        early = _BeforeWaiting(self._pass_back_early)
         trio.lowlevel.add_instrument(early)
         try:
             with self._passing:
@@ -95,6 +95,10 @@ class Relay:
         finally:
             with suppress(KeyError):  # trio drops one that failed, and says so
                 trio.lowlevel.remove_instrument(early)
+
+    def _pass_back_early(self) -> None:
+        if not self._window.is_empty:
+            self._pass_back()
 
     def _pass_back(self) -> None:
         while True:

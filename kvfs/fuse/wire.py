@@ -36,6 +36,8 @@ OPEN_OUT = struct.Struct("=QII")
 """fh, flags, padding"""
 CALLER = struct.Struct("=24xIII")
 """of a request's header: uid, gid, pid"""
+RENAME_ARGUMENTS = struct.Struct("=Q")
+"""the new directory; then come the old name, a zero, the new name, and a zero"""
 CREATE_ARGUMENTS = struct.Struct("=IIII")
 """flags, mode, umask, flags of the request; then comes the name, and a zero"""
 OPEN_ARGUMENTS = struct.Struct("=II")
@@ -63,6 +65,7 @@ class Opcode(IntEnum):
     LOOKUP = 1
     FORGET = 2
     GETATTR = 3
+    RENAME = 12
     OPEN = 14
     READ = 15
     WRITE = 16
@@ -204,6 +207,12 @@ def opened(handle: int, flags: OpenFlag) -> bytes:
 def open_answer(unique: int, handle: int, flags: OpenFlag) -> bytes:
     """The answer to OPEN."""
     return OUT_HEADER.pack(OUT_HEADER.size + OPEN_OUT.size, 0, unique) + opened(handle, flags)
+
+
+def names_at(message: bytes, at: int) -> tuple[bytes, bytes]:
+    """Two names behind `at` bytes of a request's arguments."""
+    first, second, _ = message[IN_HEADER.size + at :].split(b"\0", 2)
+    return first, second
 
 
 def name_at(message: bytes | memoryview, at: int) -> bytes:
