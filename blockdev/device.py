@@ -6,9 +6,13 @@ Implementations: `FileDevice` (files and kernel block devices, O_DIRECT), and in
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from blockdev.memory import is_page_aligned
+
+Landing = Callable[[], Awaitable[None]]
+"""Waits for a write that was begun, once."""
 
 
 class Device(Protocol):
@@ -51,6 +55,15 @@ class Device(Protocol):
         after `flush`.
 
         :raises DeviceTimeout: the deadline passed; the media may still change until `pending.done`
+        :raises DeviceClosed, DeviceLost, DeviceError:
+        """
+
+    def begin_write(self, offset: int, buffer: memoryview) -> Landing | None:
+        """As `write_from`, begun in this call; None if that would take waiting, and then nothing has begun.
+
+        May also be called in another thread while the trio thread waits, where `write_from` may not. The buffer must
+        stay until what is returned was awaited, which waits for the write and raises as `write_from` does.
+
         :raises DeviceClosed, DeviceLost, DeviceError:
         """
 

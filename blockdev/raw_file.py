@@ -30,13 +30,15 @@ class RawFile:
 
     The descriptor is closed when `close` was called and the last call on it has returned: a number that is closed
     under a running call could by then name another file.
+
+    :ivar fd: its number, for who has entered
     """
 
     def __init__(self, fd: int, *, size: int, block_size: int, is_file: bool) -> None:
         self.size = size
         self.block_size = block_size
         self.is_file = is_file
-        self._fd = fd
+        self.fd = fd
         self._lock = threading.Lock()
         self._users = 1  # the open device itself
 
@@ -49,37 +51,37 @@ class RawFile:
             self._users -= 1
             last = self._users == 0
         if last:
-            os.close(self._fd)
+            os.close(self.fd)
 
     def has_holes(self) -> bool:
-        return self.is_file and os.fstat(self._fd).st_blocks * _BLOCKS < self.size
+        return self.is_file and os.fstat(self.fd).st_blocks * _BLOCKS < self.size
 
     def allocate(self) -> None:
         """Give every byte of the file its block; what is written stays."""
-        _check_room(self._fd, self.size - os.fstat(self._fd).st_blocks * _BLOCKS)
-        os.posix_fallocate(self._fd, 0, self.size)
+        _check_room(self.fd, self.size - os.fstat(self.fd).st_blocks * _BLOCKS)
+        os.posix_fallocate(self.fd, 0, self.size)
 
     def read(self, offset: int, buffer: memoryview) -> None:
         done = 0
         while done < buffer.nbytes:
-            count = os.preadv(self._fd, [buffer[done:]], offset + done)
+            count = os.preadv(self.fd, [buffer[done:]], offset + done)
             done += self._whole_blocks(count, "read")
 
     def write(self, offset: int, buffer: memoryview) -> None:
         done = 0
         while done < buffer.nbytes:
-            count = os.pwritev(self._fd, [buffer[done:]], offset + done)
+            count = os.pwritev(self.fd, [buffer[done:]], offset + done)
             done += self._whole_blocks(count, "write")
 
     def flush(self) -> None:
-        os.fdatasync(self._fd)
+        os.fdatasync(self.fd)
 
     def discard(self, offset: int, length: int) -> None:
         # A file keeps its blocks: a hole would let a later write fail for want of space.
         if self.is_file or not length:
             return
         try:
-            fcntl.ioctl(self._fd, _BLKDISCARD, struct.pack("=QQ", offset, length))
+            fcntl.ioctl(self.fd, _BLKDISCARD, struct.pack("=QQ", offset, length))
         except OSError as error:
             if error.errno not in _NO_DISCARD:
                 raise

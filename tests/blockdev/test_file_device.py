@@ -438,3 +438,15 @@ async def test_blocks_of_512_bytes(tmp_path: Path) -> None:
         assert device.size == MIB + 512
         await device.write_from(MIB, page_buffer(512))
         await device.aclose()
+
+
+async def test_small_writes_take_no_thread(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = await open_file_device(path)
+    data = page_buffer(PAGE)
+    data[:] = os.urandom(PAGE)
+    with monkeypatch.context() as patch:
+        patch.setattr(trio.lowlevel, "start_thread_soon", lambda *_: pytest.fail("a thread was started"))
+        await device.write_from(PAGE, data)
+    assert path.read_bytes()[PAGE : 2 * PAGE] == data
+    assert device.statistics().running == 0
+    await device.aclose()
