@@ -23,6 +23,7 @@ import trio
 
 from blockdev import layout
 from blockdev.departures import Departures
+from blockdev.device import Landing
 from blockdev.errors import ChecksumError, PoolClosed, Raced, ReadOnly
 from blockdev.forks import ends_in_children
 from blockdev.locks import Locks
@@ -308,6 +309,15 @@ class Pool:
         """
         self._check_open()
         await self._room.write_payload(ref, data, at)
+
+    def begin_write(self, ref: SlotRef, data: memoryview) -> Landing | None:
+        """As `write` from the payload's beginning, begun in this call; None if that takes waiting. See
+        `Device.begin_write`, and `try_reserve` for who may call it.
+
+        :raises Unavailable, DeviceError:
+        """
+        self._check_open()
+        return self._room.begin_payload(ref, data)
 
     async def read_reserved(self, ref: SlotRef, into: memoryview) -> None:
         """Read back what was written to a reserved slot. :raises Unavailable, DeviceError:"""

@@ -81,7 +81,7 @@ class Draft:
         self.handles = 0
         self.lock = trio.Lock()
         self.on_idle: Callable[[], None] = _nothing
-        intake = Intake(services.soon, self._note_more, self._note_half)
+        intake = Intake(services.soon, self._note_more, self._note_half, services.memory.launch)
         self.content = DraftContent(services.pool.extent_size, intake)
         self._services = services
         self._reading = DraftReading(self.content, services.memory, services.versions)

@@ -30,6 +30,7 @@ import trio
 from blockdev.types import PAGE
 from kvfs.fuse import wire
 from kvfs.fuse.connection import ENDED, Connection
+from kvfs.fuse.content import DraftExtent
 from kvfs.fuse.intake import Intake
 from kvfs.fuse.landing import FrameSource, Spare, Spares
 from kvfs.fuse.reception import LaneDesk, Reception
@@ -309,10 +310,21 @@ class Lane:
             spare.exchange(frame)
         else:
             ctypes.memmove(place.address + start, spare.address, request.size)
-        intake.leave(place, start, start + request.size, time.time_ns())
+        is_whole = intake.leave(place, start, start + request.size, time.time_ns())
         counts.writes += 1
         self._answer([wire.write_answer(request.unique, request.size)])
+        if is_whole:
+            self._send(intake, place.extent)
         return spare
+
+    def _send(self, intake: Intake, extent: DraftExtent) -> None:
+        """Begin to write an extent, and compute its checksum meanwhile."""
+        with self._reception.custody.taken() as mine:
+            flight = intake.launch(extent) if mine else None
+        if not mine:
+            intake.send(extent)
+        elif flight is not None:
+            flight.digest()
 
     def _known(self, request: Request, spare: Spare) -> bytes | None:
         """An answer that needs no trio thread, if there is one."""

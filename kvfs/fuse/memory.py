@@ -19,7 +19,7 @@ from blockdev.locks import KeyedLocks
 from blockdev.types import SlotRef, Xxh3
 from kvfs.errors import FramesClosed, FramesError
 from kvfs.frames import Frame, FrameCache
-from kvfs.fuse.content import DraftContent, DraftExtent, Saved
+from kvfs.fuse.content import DraftContent, DraftExtent, Flight, Saved
 from kvfs.fuse.draft_frames import DraftFrames
 from kvfs.fuse.ports import MustWait, PoolPort
 from kvfs.fuse.saving import Saver
@@ -198,9 +198,26 @@ class DraftMemory:
     def send_soon(self, extent: DraftExtent) -> None:
         """More of an extent has arrived: write it to its slot in the background, or what there is, if that pays."""
         if extent.is_whole:
-            self._nursery.start_soon(self._save_quietly, extent)
+            if self._launch(extent) is None:
+                self._nursery.start_soon(self._save_quietly, extent)
         elif self._saver.part_of(extent):
             self._nursery.start_soon(self._send_quietly, extent)
+
+    def launch(self, extent: DraftExtent) -> Flight | None:
+        """Take in what threads have written, and begin to write an extent to its slot now that all of it has come; None
+        if that is left to a task. Whoever holds the extent next waits for it.
+        """
+        more = extent.owner.catch_up()
+        flight = self._launch(extent) if extent in more else None
+        for other in more:
+            if flight is None or other is not extent:
+                other.owner.intake.have(self.send_soon, other)
+        return flight
+
+    def _launch(self, extent: DraftExtent) -> Flight | None:
+        is_ready = extent.is_whole and extent.slot is not None and extent.frame is not None
+        is_idle = not (extent.sent or extent.flight or extent.dead or self._busy.is_wanted(extent))
+        return self._saver.launch(extent) if is_ready and is_idle else None
 
     def run_soon(self, function: Callable[[DraftExtent], Awaitable[None]], extent: DraftExtent) -> None:
         """Do something about an extent in the background."""
@@ -256,7 +273,7 @@ class DraftMemory:
         for state in (extent.saved, extent.sending):
             if state is not None and (state.version, state.length) == (extent.version, extent.used):
                 return state
-        return None
+        return extent.arriving
 
     async def arrive(self, extents: Iterable[DraftExtent]) -> None:
         """See that what `settle` promised has come true; when this returns or raises, nothing more is on its way.
@@ -290,6 +307,9 @@ class DraftMemory:
     def discard(self, extent: DraftExtent) -> None:
         """Let an extent go, now or as soon as whoever works on it is done: frame and slot are free again."""
         extent.dead = True
+        if extent.flight is not None:
+            self._nursery.start_soon(self._bury_landed, extent)
+            return
         with self._busy.try_hold(extent) as free:
             if free:
                 self._bury(extent)
@@ -300,11 +320,26 @@ class DraftMemory:
     async def _hold(self, extent: DraftExtent) -> AsyncIterator[None]:
         async with self._busy.hold(extent):
             try:
+                await self._land(extent)
                 yield
             finally:
                 if extent.dead:
                     self._bury(extent)
                 self._share.wake()
+
+    async def _land(self, extent: DraftExtent) -> None:
+        """Wait for what was launched; what goes wrong is the draft's to tell."""
+        try:
+            await self._saver.land(extent)
+        except (DeviceError, Unavailable) as error:
+            if isinstance(error, DeviceTimeout) or not self._should_move(extent):
+                extent.owner.fail(error)  # else all of it is written elsewhere
+        except BlockError as error:
+            extent.owner.fail(error)
+
+    async def _bury_landed(self, extent: DraftExtent) -> None:
+        async with self._hold(extent):
+            pass  # it is dead
 
     async def _load(self, extent: DraftExtent) -> None:
         """Give the extent a frame, and what its slot holds."""
