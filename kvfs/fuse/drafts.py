@@ -286,6 +286,8 @@ class Draft:
         inline = await self._inline()
         if inline is not None:
             record = await self._hand_over(self._described(inline, (), replace=replace))
+        elif (known := self._settled_extents()) is not None:
+            record = await self._hand_over(self._described(b"", known, replace=replace))
         else:
             async with background() as nursery:
                 extents = await self._settle_extents(nursery)
@@ -351,6 +353,19 @@ class Draft:
         if self.size > limit:
             return None
         return bytes(await self._reading.read(0, self.size))
+
+    def _settled_extents(self) -> tuple[ExtentRef, ...] | None:
+        """What `_settle_extents` would return, if nothing need be done for it, as for most new files."""
+        content = self.content
+        known = {index: self._services.memory.settled(extent) for index, extent in content.extents.items()}
+        if content.base is not None or content.error is not None or None in known.values():
+            return None
+        result = [HOLE] * -(-content.size // content.extent_size)
+        for index, place in known.items():
+            assert place is not None
+            content.extents[index].promised = True
+            result[index] = ExtentRef(*place[0], place[1])
+        return tuple(result)
 
     async def _settle_extents(self, nursery: trio.Nursery) -> tuple[ExtentRef, ...]:
         content, memory = self.content, self._services.memory

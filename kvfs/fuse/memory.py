@@ -232,16 +232,21 @@ class DraftMemory:
         :raises BlockError, FramesError:
         """
         await self._saver.digested(extent)
-        state = self._newest(extent)
-        if (
-            state is None
-            or self._pool.slot_size(state.length) < extent.slot_size
-            or self._should_move(extent)
-        ):
-            state = await nursery.start(self._settle, extent)
+        known = self.settled(extent)
+        if known is not None:
+            extent.promised = True
+            return known
+        state = await nursery.start(self._settle, extent)
         extent.promised = True
         assert extent.slot is not None
         return extent.slot, state.xxh3
+
+    def settled(self, extent: DraftExtent) -> tuple[SlotRef, Xxh3] | None:
+        """What `settle` would say, if it need do nothing for it; a promise it becomes when the caller notes it."""
+        state = self._newest(extent)
+        if state is None or extent.slot is None or self._should_move(extent):
+            return None
+        return None if self._pool.slot_size(state.length) < extent.slot_size else (extent.slot, state.xxh3)
 
     async def _settle(self, extent: DraftExtent, *, task_status: trio.TaskStatus[Saved]) -> None:
         begun = False
