@@ -1,7 +1,7 @@
 """Writes that a device has under way without a thread each.
 
 They are begun where they are wanted, and one task notices how they end. A kernel or file system that does not have such
-writes is asked once; then `begin` refuses, and whoever wanted to write takes a thread.
+writes is asked once; from then on whoever wants to write takes a thread.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import itertools
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -43,6 +45,7 @@ class BegunWrites:
     def __init__(self, depth: int) -> None:
         self._queue = AioQueue(depth)
         self._clock = trio.lowlevel.current_clock()
+        self._token = trio.lowlevel.current_trio_token()
         self._numbers = itertools.count()
         self._under_way: dict[int, tuple[memoryview, Ended]] = {}
         """The buffers belong to the kernel as long as they are here."""
@@ -54,24 +57,29 @@ class BegunWrites:
         """When so many seconds are over, on trio's clock."""
         return self._clock.current_time() + seconds
 
-    def begin(self, fd: int, offset: int, buffer: memoryview, ended: Ended) -> bool:
-        """Begin to write; False if that is not possible without waiting.
+    @property
+    def serves(self) -> bool:
+        """Whether it makes sense to begin one."""
+        return not (self._refused or self._closing)
+
+    def begin(self, fd: int, offset: int, buffer: memoryview, ended: Ended) -> Callable[[], None]:
+        """A write to be; returns what gives it to the device, for any thread to call.
 
         :param ended: told in the trio thread what became of it, with OSError or Unfinished where it failed
         """
-        if self._refused or self._closing:
-            return False
         number = next(self._numbers)
         self._under_way[number] = (buffer, ended)
+        return partial(self._start, number, fd, offset, buffer)
+
+    def _start(self, number: int, fd: int, offset: int, buffer: memoryview) -> None:
         try:
             self._queue.write(fd, offset, buffer, number)
         except OSError as error:
-            del self._under_way[number]
             if error.errno in _NEVER:
                 log.info("writes take threads: %s", error.strerror)
                 self._refused = True
-            return False
-        return True
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._end, number, -errno.EAGAIN)
 
     async def _reap(self) -> None:
         try:

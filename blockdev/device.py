@@ -7,12 +7,18 @@ Implementations: `FileDevice` (files and kernel block devices, O_DIRECT), and in
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from blockdev.memory import is_page_aligned
 
-Landing = Callable[[], Awaitable[None]]
-"""Waits for a write that was begun, once."""
+
+class Begun(NamedTuple):
+    """A write that has its place in the device's queue."""
+
+    start: Callable[[], None]
+    """Gives it to the device; to be called at once, by any thread."""
+    land: Callable[[], Awaitable[None]]
+    """Waits for it; to be awaited once. Raises what `Device.write_from` does."""
 
 
 class Device(Protocol):
@@ -58,11 +64,9 @@ class Device(Protocol):
         :raises DeviceClosed, DeviceLost, DeviceError:
         """
 
-    def begin_write(self, offset: int, buffer: memoryview) -> Landing | None:
-        """As `write_from`, begun in this call; None if that would take waiting, and then nothing has begun.
-
-        May also be called in another thread while the trio thread waits, where `write_from` may not. The buffer must
-        stay until what is returned was awaited, which waits for the write and raises as `write_from` does.
+    def begin_write(self, offset: int, buffer: memoryview) -> Begun | None:
+        """As `write_from`, for who must not wait; None if it has to. Also from another thread, while the trio thread
+        waits. The buffer must stay until the write has landed.
 
         :raises DeviceClosed, DeviceLost, DeviceError:
         """

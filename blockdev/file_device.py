@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from blockdev.begun import BegunWrites, Unfinished
-from blockdev.device import Landing, check_span, check_transfer
+from blockdev.device import Begun, check_span, check_transfer
 from blockdev.errors import DeviceClosed, DeviceError, DeviceLost, DeviceTimeout
 from blockdev.raw_file import RawFile, create_allocated, open_raw
 
@@ -149,17 +149,18 @@ class FileDevice:
             await trio.lowlevel.checkpoint_if_cancelled()
             begun = self.begin_write(offset, buffer)
             if begun is not None:
-                await begun()
+                begun.start()
+                await begun.land()
                 return
         check_transfer(self, offset, buffer, fill=False)
         self._check_writable()
         await self._operate(lambda: self._raw.write(offset, buffer))
 
-    def begin_write(self, offset: int, buffer: memoryview) -> Landing | None:
+    def begin_write(self, offset: int, buffer: memoryview) -> Begun | None:
         check_transfer(self, offset, buffer, fill=False)
         self._check_writable()
         self._check_usable()
-        if self._begun is None:
+        if self._begun is None or not self._begun.serves:
             return None
         work = partial(self._raw.write, offset, buffer)
         transfer = _Transfer(work, self._raw.leave)
@@ -168,11 +169,8 @@ class FileDevice:
         except trio.WouldBlock:
             return None
         self._raw.enter()
-        if not self._begun.begin(self._raw.fd, offset, buffer, partial(self._ended, transfer)):
-            self._raw.leave()
-            self._settle(transfer)
-            return None
-        return partial(self._land, transfer, self._begun.deadline(self._io_timeout), work)
+        start = self._begun.begin(self._raw.fd, offset, buffer, partial(self._ended, transfer))
+        return Begun(start, partial(self._land, transfer, self._begun.deadline(self._io_timeout), work))
 
     def _ended(self, transfer: _Transfer, outcome: Outcome[None]) -> None:
         transfer.finish(outcome)

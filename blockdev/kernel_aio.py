@@ -26,7 +26,10 @@ eventfd"""
 _EVENT = struct.Struct("=QQqq")
 """struct io_event: token, address of the request, result, nothing"""
 _AT_ONCE = 32
+_SHORT = 1 << 16
+"""Bytes up to which a call takes less time than to give Python's lock away and get it back."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC_WITH_LOCK = ctypes.PyDLL(None, use_errno=True)
 
 
 class AioQueue:
@@ -60,7 +63,8 @@ class AioQueue:
             _REQUEST.size,
         )  # fmt: skip
         pointer = ctypes.c_void_p(ctypes.addressof(request))
-        self._call(self._submit, self._context, ctypes.c_long(1), ctypes.byref(pointer))
+        libc = _LIBC_WITH_LOCK if buffer.nbytes <= _SHORT else _LIBC
+        self._call(self._submit, self._context, ctypes.c_long(1), ctypes.byref(pointer), libc=libc)
 
     def reap(self) -> list[tuple[int, int]]:
         """Tokens of the writes that have ended, each with its bytes, or a negative errno. Never waits."""
@@ -80,12 +84,12 @@ class AioQueue:
 
     def close(self) -> None:
         """Nothing may be under way: else this waits for it."""
-        self._call(self._destroy, self._context)
+        self._call(self._destroy, self._context, libc=_LIBC)
         os.close(self.fd)
 
     @staticmethod
-    def _call(number: int, *arguments: object) -> int:
-        result: int = _LIBC.syscall(ctypes.c_long(number), *arguments)
+    def _call(number: int, *arguments: object, libc: ctypes.CDLL = _LIBC_WITH_LOCK) -> int:
+        result: int = libc.syscall(ctypes.c_long(number), *arguments)
         if result < 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))

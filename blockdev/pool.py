@@ -23,7 +23,7 @@ import trio
 
 from blockdev import layout
 from blockdev.departures import Departures
-from blockdev.device import Landing
+from blockdev.device import Begun
 from blockdev.errors import ChecksumError, PoolClosed, Raced, ReadOnly
 from blockdev.forks import ends_in_children
 from blockdev.locks import Locks
@@ -310,7 +310,7 @@ class Pool:
         self._check_open()
         await self._room.write_payload(ref, data, at)
 
-    def begin_write(self, ref: SlotRef, data: memoryview) -> Landing | None:
+    def begin_write(self, ref: SlotRef, data: memoryview) -> Begun | None:
         """As `write` from the payload's beginning, begun in this call; None if that takes waiting. See
         `Device.begin_write`, and `try_reserve` for who may call it.
 

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import trio
 
-from blockdev.device import Landing
+from blockdev.device import Begun
 from blockdev.errors import DeviceError, DeviceTimeout, Unavailable
 from blockdev.leasing import Everything, Leasing
 from blockdev.limbo import Limbo
@@ -139,14 +139,14 @@ class Slots:
             self._space.quarantine(ref.address)
             raise
 
-    def begin_payload(self, ref: SlotRef, data: memoryview) -> Landing | None:
+    def begin_payload(self, ref: SlotRef, data: memoryview) -> Begun | None:
         """As `write_payload` from the payload's beginning; see `Device.begin_write`. :raises Unavailable, DeviceError:"""
-        landing = self._media.begin_payload(ref.address, data)
-        return None if landing is None else partial(self._land, landing, ref)
+        begun = self._media.begin_payload(ref.address, data)
+        return begun and begun._replace(land=partial(self._land, begun, ref))
 
-    async def _land(self, landing: Landing, ref: SlotRef) -> None:
+    async def _land(self, begun: Begun, ref: SlotRef) -> None:
         try:
-            await landing()
+            await begun.land()
         except DeviceTimeout:
             self._space.quarantine(ref.address)
             raise

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Literal
 
 import trio
 
-from blockdev.device import Landing, check_span, check_transfer
+from blockdev.device import Begun, check_span, check_transfer
 from blockdev.errors import DeviceClosed, DeviceError, DeviceLost, DeviceTimeout
 from blockdev.testing.faults import Fault, LatePending, Operation, RandomFaults
 from blockdev.testing.memory import SparseBytes
@@ -137,9 +137,9 @@ class FaultyDevice:
 
         await self._operate(Operation.WRITE, offset, buffer.nbytes, effect, write)
 
-    def begin_write(self, offset: int, buffer: memoryview) -> Landing:
+    def begin_write(self, offset: int, buffer: memoryview) -> Begun:
         # Any moment until it is awaited is one at which it may reach the media.
-        return partial(self.write_from, offset, buffer)
+        return Begun(lambda: None, partial(self.write_from, offset, buffer))
 
     async def flush(self) -> None:
         promised = self._returned

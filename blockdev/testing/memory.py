@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from blockdev.device import Landing, check_span, check_transfer
+from blockdev.device import Begun, check_span, check_transfer
 from blockdev.errors import DeviceClosed
 from blockdev.types import KIB, PAGE
 
@@ -125,9 +125,9 @@ class MemoryDevice:
         await self._begin()
         self._media.write(offset, bytes(buffer))
 
-    def begin_write(self, offset: int, buffer: memoryview) -> Landing:
+    def begin_write(self, offset: int, buffer: memoryview) -> Begun:
         # Any moment until it is awaited is one at which it may reach the media.
-        return partial(self.write_from, offset, buffer)
+        return Begun(lambda: None, partial(self.write_from, offset, buffer))
 
     async def flush(self) -> None:
         await self._begin()

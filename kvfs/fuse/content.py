@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-from blockdev.device import Landing
+from blockdev.device import Begun
 from blockdev.types import PAGE, Descriptor, ExtentRef, SlotRef, Xxh3
 from kvfs.frame_table import Frame
 from kvfs.fuse.intake import Intake
@@ -41,16 +41,21 @@ class Saved(NamedTuple):
 class Flight:
     """A write of a whole extent, as of `version`, that was begun where its last bytes came in.
 
-    :ivar landing: waits for it
+    :ivar land: waits for it
     """
 
-    __slots__ = ("_view", "_xxh3", "landing", "version")
+    __slots__ = ("_start", "_view", "_xxh3", "land", "version")
 
-    def __init__(self, version: int, landing: Landing, view: memoryview) -> None:
+    def __init__(self, version: int, begun: Begun, view: memoryview) -> None:
         self.version = version
-        self.landing = landing
+        self._start, self.land = begun
         self._view = view
         self._xxh3: Xxh3 | None = None
+
+    def take_off(self) -> None:
+        """Give it to the device, and compute the checksum meanwhile. Once, from any thread."""
+        self._start()
+        self.digest()
 
     def digest(self) -> Xxh3:
         """The checksum of its bytes. From any thread: computed twice at worst, and wrong only if the bytes are not any

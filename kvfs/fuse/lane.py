@@ -318,13 +318,13 @@ class Lane:
         return spare
 
     def _send(self, intake: Intake, extent: DraftExtent) -> None:
-        """Begin to write an extent, and compute its checksum meanwhile."""
+        """See that an extent is written."""
         with self._reception.custody.taken() as mine:
             flight = intake.launch(extent) if mine else None
         if not mine:
             intake.send(extent)
         elif flight is not None:
-            flight.digest()
+            flight.take_off()
 
     def _known(self, request: Request, spare: Spare) -> bytes | None:
         """An answer that needs no trio thread, if there is one."""

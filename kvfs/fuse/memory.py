@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 import trio
+from outcome import Outcome
 
 from blockdev.errors import BlockError, DeviceError, DeviceTimeout, NoSpace, Unavailable
 from blockdev.locks import KeyedLocks
@@ -33,6 +34,10 @@ class _Left:
 
     def __call__(self) -> None:
         self.call()
+
+
+def _taken_off(outcome: Outcome[None]) -> None:
+    outcome.unwrap()
 
 
 class DraftMemory:
@@ -198,14 +203,17 @@ class DraftMemory:
     def send_soon(self, extent: DraftExtent) -> None:
         """More of an extent has arrived: write it to its slot in the background, or what there is, if that pays."""
         if extent.is_whole:
-            if self._launch(extent) is None:
+            flight = self._launch(extent)
+            if flight is not None:
+                trio.lowlevel.start_thread_soon(flight.take_off, _taken_off)
+            else:
                 self._nursery.start_soon(self._save_quietly, extent)
         elif self._saver.part_of(extent):
             self._nursery.start_soon(self._send_quietly, extent)
 
     def launch(self, extent: DraftExtent) -> Flight | None:
-        """Take in what threads have written, and begin to write an extent to its slot now that all of it has come; None
-        if that is left to a task. Whoever holds the extent next waits for it.
+        """Take in what threads have written, and make ready to write an extent to its slot now that all of it has come;
+        None if that is left to the trio thread. Whoever holds the extent next waits for it.
         """
         more = extent.owner.catch_up()
         flight = self._launch(extent) if extent in more else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Protocol, TypedDict, Unpack
 
-from blockdev.device import Landing
+from blockdev.device import Begun
 from blockdev.publication import NewObject
 from blockdev.publisher import Arrived
 from blockdev.types import Descriptor, DirectoryId, ExtentRef, Foreign, SlotRef
@@ -91,7 +91,7 @@ class PoolPort(Protocol):
 
     async def write(self, ref: SlotRef, data: memoryview, at: int = 0) -> None: ...
 
-    def begin_write(self, ref: SlotRef, data: memoryview) -> Landing | None: ...
+    def begin_write(self, ref: SlotRef, data: memoryview) -> Begun | None: ...
 
     async def read_reserved(self, ref: SlotRef, into: memoryview) -> None: ...
 

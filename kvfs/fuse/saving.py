@@ -80,21 +80,21 @@ class Saver:
     # --- writes that are begun where the bytes came in
 
     def launch(self, extent: DraftExtent) -> Flight | None:
-        """Begin to write an extent that is whole and that nobody holds, without a task; None if that takes waiting, or
-        fails.
+        """Make ready to write an extent that is whole and that nobody holds, without a task: it is to take off at once.
+        None if that takes waiting, or fails.
         """
         assert extent.frame is not None
         assert extent.slot is not None
         view = extent.frame.view[: extent.owner.extent_size]
         try:
-            landing = self._pool.begin_write(extent.slot, view)
+            begun = self._pool.begin_write(extent.slot, view)
         except BlockError:
             return None  # who waits for it will meet the same, and tell
-        if landing is None:
+        if begun is None:
             return None
         self._under_way += 1
         extent.reach = len(view)
-        extent.flight = Flight(extent.version, landing, view)
+        extent.flight = Flight(extent.version, begun, view)
         return extent.flight
 
     async def land(self, extent: DraftExtent) -> None:
@@ -103,7 +103,7 @@ class Saver:
         if flight is None:
             return
         try:
-            await flight.landing()
+            await flight.land()
         except DeviceTimeout as error:
             if error.pending is not None and extent.frame is not None:
                 self._frames.hold_until(extent.frame, error.pending)

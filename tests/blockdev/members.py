@@ -15,7 +15,7 @@ from typing import Any
 import trio
 
 from blockdev.creating import CreateOptions, create_pool
-from blockdev.device import Landing
+from blockdev.device import Begun
 from blockdev.errors import DeviceLost
 from blockdev.opening import Opened, OpenOptions, open_pool
 from blockdev.pool import Pool
@@ -67,9 +67,9 @@ class Handle:
         self.on_write(self, offset)
         await self._do(lambda: self.inner.write_from(offset, buffer))
 
-    def begin_write(self, offset: int, buffer: memoryview) -> Landing:
+    def begin_write(self, offset: int, buffer: memoryview) -> Begun:
         # Any moment until it is awaited is one at which it may reach the media.
-        return partial(self.write_from, offset, buffer)
+        return Begun(lambda: None, partial(self.write_from, offset, buffer))
 
     async def flush(self) -> None:
         await self._do(self.inner.flush)

@@ -13,7 +13,7 @@ from typing import Unpack
 import trio
 from xxhash import xxh3_64_intdigest
 
-from blockdev.device import Landing
+from blockdev.device import Begun
 from blockdev.errors import ChecksumError, Exists, IsDirectory, Missing, NoSpace, NotEmpty, Raced, Unavailable
 from blockdev.layout import pack_descriptor
 from blockdev.publication import NewObject
@@ -201,8 +201,8 @@ class FakePool:
         self.writes += 1
         self.slots[ref][at : at + len(data)] = data
 
-    def begin_write(self, ref: SlotRef, data: memoryview) -> Landing | None:
-        return partial(self.write, ref, data) if self.begins else None
+    def begin_write(self, ref: SlotRef, data: memoryview) -> Begun | None:
+        return Begun(lambda: None, partial(self.write, ref, data)) if self.begins else None
 
     async def read_reserved(self, ref: SlotRef, into: memoryview) -> None:
         assert ref in self.reserved
