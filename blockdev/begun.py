@@ -39,10 +39,12 @@ class BegunWrites:
     """Those of one device. Made in the trio thread; another thread may begin one while the trio thread waits.
 
     :param depth: most writes under way
+    :param in_memory: the device is a file in memory
     :raises OSError: the system does not have them
     """
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self, depth: int, *, in_memory: bool) -> None:
+        self._in_memory = in_memory
         self._queue = AioQueue(depth)
         self._clock = trio.lowlevel.current_clock()
         self._token = trio.lowlevel.current_trio_token()
@@ -73,7 +75,7 @@ class BegunWrites:
 
     def _start(self, number: int, fd: int, offset: int, buffer: memoryview) -> None:
         try:
-            self._queue.write(fd, offset, buffer, number)
+            self._queue.write(fd, offset, buffer, number, in_memory=self._in_memory)
         except OSError as error:
             if error.errno in _NEVER:
                 log.info("writes take threads: %s", error.strerror)

@@ -346,7 +346,7 @@ async def open_file_device(
         writable=writable,
         io_timeout=io_timeout,
         queue_depth=queue_depth,
-        begun=_begun_writes(queue_depth) if writable else None,
+        begun=_begun_writes(queue_depth, in_memory=raw.in_memory) if writable else None,
     )
     if writable and raw.has_holes():
         try:
@@ -357,9 +357,9 @@ async def open_file_device(
     return device
 
 
-def _begun_writes(depth: int) -> BegunWrites | None:
+def _begun_writes(depth: int, *, in_memory: bool) -> BegunWrites | None:
     try:
-        return BegunWrites(depth)
+        return BegunWrites(depth, in_memory=in_memory)
     except OSError as error:
         log.info("writes take threads: %s", error.strerror)
         return None

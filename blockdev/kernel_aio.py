@@ -1,7 +1,8 @@
 """The kernel's asynchronous I/O, through its system calls: writes that are begun in one call and take no thread.
 
 Only writes that can be begun without waiting: where the kernel would have to wait for room in the device's queue, for
-memory or for a lock, it says so instead. The only module that knows the calls' numbers and structures.
+memory or for a lock, it says so instead; or what is written to lies in memory. The only module that knows the calls'
+numbers and structures.
 """
 
 from __future__ import annotations
@@ -50,14 +51,15 @@ class AioQueue:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._events = ctypes.create_string_buffer(_EVENT.size * _AT_ONCE)
 
-    def write(self, fd: int, offset: int, buffer: memoryview, token: int) -> None:
+    def write(self, fd: int, offset: int, buffer: memoryview, token: int, *, in_memory: bool = False) -> None:
         """Begin to write. The buffer must stay as it is until the token comes back.
 
+        :param in_memory: what is written to is a file in memory, for which nothing need be waited
         :raises OSError: it has not begun; EAGAIN if it would have to wait, EOPNOTSUPP if it always would
         """
         request = ctypes.create_string_buffer(
             _REQUEST.pack(
-                token, 0, _NOWAIT, _WRITE, 0, fd,
+                token, 0, 0 if in_memory else _NOWAIT, _WRITE, 0, fd,
                 address_of(buffer), buffer.nbytes, offset, 0, _TELL_EVENTFD, self.fd,
             ),
             _REQUEST.size,

@@ -5,16 +5,15 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import stat
 import struct
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from blockdev.types import PAGE
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # linux/fs.h; the numbers are the same on every architecture that has NVMe.
 _BLKSSZGET: Final = 0x1268
@@ -22,6 +21,7 @@ _BLKDISCARD: Final = 0x1277
 _BLOCKS: Final = 512
 """Bytes; the unit of st_blocks, whatever the file system's own is."""
 _HELD_ATTEMPTS: Final = 4
+_IN_MEMORY: Final = frozenset({"tmpfs", "ramfs"})
 _NO_DISCARD: Final = frozenset({errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL})
 
 
@@ -32,9 +32,13 @@ class RawFile:
     under a running call could by then name another file.
 
     :ivar fd: its number, for who has entered
+    :ivar in_memory: it is a file whose file system keeps it there
     """
 
-    def __init__(self, fd: int, *, size: int, block_size: int, is_file: bool) -> None:
+    def __init__(
+        self, fd: int, *, size: int, block_size: int, is_file: bool, in_memory: bool = False
+    ) -> None:
+        self.in_memory = in_memory
         self.size = size
         self.block_size = block_size
         self.is_file = is_file
@@ -146,7 +150,20 @@ def _examine(fd: int) -> RawFile:
     size = os.lseek(fd, 0, os.SEEK_END) // block_size * block_size
     if not size:
         raise OSError(errno.EINVAL, "it is empty")
-    return RawFile(fd, size=size, block_size=block_size, is_file=is_file)
+    in_memory = is_file and _file_system(fd) in _IN_MEMORY
+    return RawFile(fd, size=size, block_size=block_size, is_file=is_file, in_memory=in_memory)
+
+
+def _file_system(fd: int) -> str:
+    """The type of the file system that an open file is on; empty if the system does not say."""
+    try:
+        [mount] = re.findall(r"^mnt_id:\s*(\d+)$", Path(f"/proc/self/fdinfo/{fd}").read_text(), re.MULTILINE)
+        for line in Path("/proc/self/mountinfo").read_text().splitlines():
+            if line.startswith(f"{mount} "):
+                return line.partition(" - ")[2].partition(" ")[0]
+    except (OSError, ValueError):
+        pass
+    return ""
 
 
 def create_allocated(path: Path, size: int) -> None:
