@@ -31,6 +31,9 @@ _unpacked = lru_cache(maxsize=1024)(unpack_descriptor)
 """What is asked of an inode's record comes in bursts."""
 
 
+_GONE, _STALE, _DOUBTFUL = 1, 2, 4
+
+
 class Inode:
     """What a number stands for. There is one for every file that the kernel remembers, perhaps for millions.
 
@@ -39,25 +42,20 @@ class Inode:
     :ivar draft: while somebody writes
     :ivar lookups: how often the kernel was told the number and has not forgotten it
     :ivar handles: open files
-    :ivar gone: its name was removed or given to another file; only those who have it open can reach it
-    :ivar stale: another member did that, or moved it: who comes by name is sent back to look the name up
-    :ivar doubtful: another member may have, while it was a draft
     :ivar atime_ns: in memory only
     :ivar mtime_ns: of a directory, in memory only; 0 if unknown
     """
 
     __slots__ = (
         "_place",
+        "_state",
         "atime_ns",
-        "doubtful",
         "draft",
-        "gone",
         "handles",
         "lookups",
         "mtime_ns",
         "number",
         "packed",
-        "stale",
     )
 
     def __init__(self, number: int, place: Place | None, packed: bytes | None = None) -> None:
@@ -66,12 +64,39 @@ class Inode:
         self.draft: Draft | None = None
         self.lookups = 0
         self.handles = 0
-        self.gone = False
-        self.stale = False
-        self.doubtful = False
+        self._state = 0
         self.atime_ns = 0
         self.mtime_ns = 0
         self._place = place
+
+    # One number for the three of them: there may be millions.
+
+    @property
+    def gone(self) -> bool:
+        """Its name was removed or given to another file; only those who have it open can reach it."""
+        return bool(self._state & _GONE)
+
+    @gone.setter
+    def gone(self, value: bool) -> None:
+        self._state = self._state & ~_GONE | _GONE * value
+
+    @property
+    def stale(self) -> bool:
+        """Another member did that, or moved it: who comes by name is sent back to look the name up."""
+        return bool(self._state & _STALE)
+
+    @stale.setter
+    def stale(self, value: bool) -> None:
+        self._state = self._state & ~_STALE | _STALE * value
+
+    @property
+    def doubtful(self) -> bool:
+        """Another member may have, while it was a draft."""
+        return bool(self._state & _DOUBTFUL)
+
+    @doubtful.setter
+    def doubtful(self, value: bool) -> None:
+        self._state = self._state & ~_DOUBTFUL | _DOUBTFUL * value
 
     @property
     def record(self) -> Descriptor | None:
