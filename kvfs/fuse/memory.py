@@ -122,24 +122,25 @@ class DraftMemory:
             slot = await self._pool.reserve(content.extent_size)
         except BlockError:
             return
-        if self._knows(content, index) or content.error is not None:
-            self._pool.give_back(slot)
-        else:
-            self.make_ready(content, index, slot)
-
-    def slot_at_once(self, length: int) -> SlotRef:
-        """A slot for `make_ready`. :raises MustWait: there is none, or no frame to go with it"""
-        slot = None if self._share.is_full else self._pool.try_reserve(length)
-        if slot is None:
-            raise MustWait
-        return slot
-
-    def make_ready(self, content: DraftContent, index: int, slot: SlotRef) -> None:
-        """Let threads put bytes into an extent that nobody knows yet, if there is a frame for it at once."""
-        frame = self._share.try_take()
+        frame = None if self._knows(content, index) or content.error is not None else self._share.try_take()
         if frame is None:
             self._pool.give_back(slot)
-            return
+        else:
+            self.make_ready(content, index, slot, frame)
+
+    def room_at_once(self, length: int) -> tuple[SlotRef, Frame]:
+        """A slot and a frame for `make_ready`. :raises MustWait: there are none"""
+        frame = self._share.try_take()
+        if frame is None:
+            raise MustWait
+        slot = self._pool.try_reserve(length)
+        if slot is None:
+            self._share.put_back(frame)  # for which nobody waits, or it would have been theirs
+            raise MustWait
+        return slot, frame
+
+    def make_ready(self, content: DraftContent, index: int, slot: SlotRef, frame: Frame) -> None:
+        """Let threads put bytes into an extent that nobody knows yet."""
         extent = content.prepared[index] = DraftExtent(content, index, slot)
         self._share.give(extent, frame)
         content.intake.open(extent)

@@ -90,13 +90,13 @@ class OpenFiles:
         if self._volume.exists(parent.directory, name):
             raise MustWait
         memory = self._volume.services.memory
-        slot = memory.slot_at_once(self._volume.pool.extent_size)
+        slot, frame = memory.room_at_once(self._volume.pool.extent_size)
         retry = self._volume.retries.take(caller.thread, (parent.directory, name))
         if retry is not None:
             retry.release()
         inode = self._tree.new_file(parent, name, mode, caller)
         assert inode.draft is not None
-        memory.make_ready(inode.draft.content, 0, slot)
+        memory.make_ready(inode.draft.content, 0, slot, frame)
         return self._open_draft(inode, inode.draft, writes=True), inode
 
     async def open(self, inode: Inode, flags: int, caller: Caller) -> Handle:

@@ -92,7 +92,9 @@ class Readers:
     def open_now(self, record: Descriptor) -> Reader:
         """As `open`, of what is in memory whole. :raises MustWait: it is not, or is not there"""
         stored = [index for index, extent in enumerate(record.extents) if not extent.is_hole]
-        if record.indexed or record.size > self._whole_limit or not self._share.promise(len(stored)):
+        if record.indexed or record.size > self._whole_limit or self.must_wait_to_close:
+            raise MustWait
+        if not self._share.promise(len(stored)):
             raise MustWait
         frames: list[Frame] = []
         try:
