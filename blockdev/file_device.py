@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import trio
+from outcome import Error
 
 from blockdev.begun import BegunWrites, Unfinished
 from blockdev.device import Begun, check_span, check_transfer
@@ -170,21 +171,25 @@ class FileDevice:
             return None
         self._raw.enter()
         start = self._begun.begin(self._raw.fd, offset, buffer, partial(self._ended, transfer))
-        return Begun(start, partial(self._land, transfer, self._begun.deadline(self._io_timeout), work))
+        return Begun(start, partial(self._land, transfer, self._begun.deadline(self._io_timeout)))
 
     def _ended(self, transfer: _Transfer, outcome: Outcome[None]) -> None:
+        if isinstance(outcome, Error) and isinstance(outcome.error, Unfinished):
+            try:
+                _start(transfer, self._settle)  # at once: it may be long until somebody waits for it
+            except _NoThread:
+                outcome = Error(OSError(errno.EAGAIN, "the system has no thread for it"))
+            else:
+                return
         transfer.finish(outcome)
         self._settle(transfer)
         transfer.ended.set()
 
-    async def _land(self, transfer: _Transfer, deadline: float, work: Callable[[], None]) -> None:
+    async def _land(self, transfer: _Transfer, deadline: float) -> None:
         """Wait for a write that was begun."""
         with trio.CancelScope(deadline=deadline, shield=True):
             await transfer.ended.wait()
-        try:
-            self._conclude(transfer)
-        except Unfinished:
-            await self._operate(work)
+        self._conclude(transfer)
 
     async def flush(self) -> None:
         self._check_writable()
@@ -297,6 +302,16 @@ async def _wait(
 ) -> None:
     """Run a transfer in a thread and wait for it, at most until `deadline`, whatever is cancelled.
 
+    :raises _NoThread:
+    """
+    _start(transfer, settle)
+    with trio.CancelScope(deadline=deadline, shield=True):
+        await transfer.ended.wait()
+
+
+def _start(transfer: _Transfer, settle: Callable[[_Transfer], None] | None) -> None:
+    """Run a transfer in a thread.
+
     :param settle: called in the trio thread when it has ended, however late
     :raises _NoThread:
     """
@@ -318,8 +333,6 @@ async def _wait(
         trio.lowlevel.start_thread_soon(transfer.work, deliver)
     except RuntimeError as error:
         raise _NoThread from error
-    with trio.CancelScope(deadline=deadline, shield=True):
-        await transfer.ended.wait()
 
 
 async def open_file_device(
