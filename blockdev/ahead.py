@@ -46,13 +46,16 @@ class Ahead:
         self._media = media
         self._demand = Demand()
         self._wanted = trio.Event()
+        self._asleep = True
+        self._clock = trio.lowlevel.current_clock()
         self._retry_at = [-math.inf] * len(SlotClass)
         self._format_seconds: float | None = None
         room.on_reserve = self._note
+        room.is_watched = lambda: not self._asleep
 
     def _note(self, slot_class: SlotClass) -> None:
         held = self._space.slots(slot_class, SlotState.RESERVED) + self._room.waiting(slot_class)
-        self._demand.note(slot_class, held + 1, trio.current_time())
+        self._demand.note(slot_class, held + 1, self._clock.current_time())
         self._wanted.set()
 
     async def run(self) -> None:
@@ -60,11 +63,13 @@ class Ahead:
         while True:
             await self._wanted.wait()
             self._wanted = trio.Event()
+            self._asleep = False
             while wanted := [c for c in SlotClass if self._demand.per_second(c, trio.current_time())]:
                 await trio.sleep(_PERIOD)
                 await self._spare_for_small_files()
                 for slot_class in wanted:
                     await self._provide(slot_class)
+            self._asleep = True
 
     async def _provide(self, slot_class: SlotClass) -> None:
         if trio.current_time() < self._retry_at[slot_class] or self._space.slots(slot_class) < _LEAST:

@@ -33,6 +33,7 @@ import logging
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -214,14 +215,14 @@ class Catalog:
 
     def get(self, directory: DirectoryId, name: bytes) -> Descriptor | None:
         """The record of a name."""
-        record = _unpacked(self.packed(directory, name))
+        record = _recent(self.packed(directory, name))
         return record if record is not None and _key(record) == directory + name else None
 
     def by_id(self, object_id: ObjectId, *, alias: bool = False) -> Descriptor | None:
         """The record of an object. :param alias: rather an ALIAS of it, which may be another's object"""
         tables = self._tables()
         packed = None if tables is None else tables.follow(_IDS, _id_key(object_id, alias=alias), _ROWS)
-        record = _unpacked(packed)
+        record = _recent(packed)
         return record if record is not None and record.object_id == object_id else None
 
     def put(self, record: Descriptor) -> None:
@@ -242,7 +243,7 @@ class Catalog:
             row = tables.append(_ROWS, packed)
             tables.put(_IDS, id_key, row)
         else:
-            earlier = _unpacked(tables.replace(_ROWS, row, packed))
+            earlier = _recent(tables.replace(_ROWS, row, packed))
             if earlier is not None and _key(earlier) != key:
                 tables.pop(_NAMES, _key(earlier))
                 self._tell(tables, record.object_id, _key(earlier))
@@ -267,7 +268,7 @@ class Catalog:
                 self.delete(known.directory, known.name)
 
     def _forget(self, tables: Tables, row: bytes) -> None:
-        record = _unpacked(tables.pop(_ROWS, row))
+        record = _recent(tables.pop(_ROWS, row))
         if record is not None:
             tables.pop(_IDS, _id_key(record.object_id, alias=record.kind is Kind.ALIAS))
             self._tell(tables, record.object_id, _key(record))
@@ -504,6 +505,12 @@ def _id_key(object_id: ObjectId, *, alias: bool) -> bytes:
 
 def _key(record: Descriptor) -> bytes:
     return record.directory + record.name
+
+
+@lru_cache(maxsize=256)
+def _recent(packed: bytes | None) -> Descriptor | None:
+    """As `_unpacked`, for who asks about single records: a change asks about the same ones several times."""
+    return _unpacked(packed)
 
 
 def _unpacked(packed: bytes | None) -> Descriptor | None:

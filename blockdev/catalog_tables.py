@@ -1,4 +1,5 @@
-"""Tables of bytes in one LMDB environment, for one thread. The only importer of lmdb.
+"""Tables of bytes in one LMDB environment, for one thread; another may read while that one waits. The only importer of
+lmdb.
 
 An environment may be open only once in a process, so whoever reads what another object of this process writes shares
 it, and sees what was committed.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import errno
 import functools
 import struct
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -52,7 +54,8 @@ def _translated(method: Callable[Concatenate[Tables, P], R]) -> Callable[Concate
             return method(self, *args, **kwargs)
         except lmdb.Error as error:
             self.failed = True
-            self.abandon()
+            if threading.get_ident() == self._thread:  # LMDB's lock is its; another one only reads
+                self.abandon()
             raise _os_error(error, self._path) from error
 
     return call
@@ -89,6 +92,7 @@ class Tables:
         self._environment = self._shared.environment
         self._tables = self._shared.tables
         self._readonly = readonly
+        self._thread = threading.get_ident()
         self.failed = False
         self._path = path
         self._inode = path.stat().st_ino

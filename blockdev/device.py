@@ -6,9 +6,19 @@ Implementations: `FileDevice` (files and kernel block devices, O_DIRECT), and in
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, Protocol
 
 from blockdev.memory import is_page_aligned
+
+
+class Begun(NamedTuple):
+    """A write that has its place in the device's queue."""
+
+    start: Callable[[], None]
+    """Gives it to the device; to be called at once, by any thread."""
+    land: Callable[[], Awaitable[None]]
+    """Waits for it; to be awaited once. Raises what `Device.write_from` does."""
 
 
 class Device(Protocol):
@@ -51,6 +61,13 @@ class Device(Protocol):
         after `flush`.
 
         :raises DeviceTimeout: the deadline passed; the media may still change until `pending.done`
+        :raises DeviceClosed, DeviceLost, DeviceError:
+        """
+
+    def begin_write(self, offset: int, buffer: memoryview) -> Begun | None:
+        """As `write_from`, for who must not wait; None if it has to. Also from another thread, while the trio thread
+        waits. The buffer must stay until the write has landed.
+
         :raises DeviceClosed, DeviceLost, DeviceError:
         """
 

@@ -64,6 +64,10 @@ class KeyedLocks(Generic[K]):
         finally:
             self._drop(key)
 
+    def is_wanted(self, key: K) -> bool:
+        """Whether somebody holds `key` or waits for it."""
+        return key in self._locks
+
     def __len__(self) -> int:
         return len(self._locks)
 

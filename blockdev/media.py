@@ -9,12 +9,13 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from uuid import UUID
 
 import trio
 
 from blockdev import layout
-from blockdev.device import Device
+from blockdev.device import Begun, Device
 from blockdev.errors import DeviceError, DeviceLost, DeviceTimeout, Unavailable
 from blockdev.memory import PageBuffers
 from blockdev.pace import Pace
@@ -230,6 +231,16 @@ class Media:
         if not 0 <= at <= at + data.nbytes <= size:
             raise ValueError(f"{data.nbytes} bytes at {at} are not inside a payload of {size}")
         await self._write(attached, offset + at, data)
+
+    def begin_payload(self, address: SlotAddress, data: memoryview) -> Begun | None:
+        """As `write_payload` from the payload's beginning; see `Device.begin_write`. :raises Unavailable, DeviceError:"""
+        attached, offset = self._payload_offset(address)
+        begun = attached.device.begin_write(offset, data)
+        return begun and begun._replace(land=partial(self._land, begun, attached, offset))
+
+    async def _land(self, begun: Begun, attached: Attached, offset: int) -> None:
+        with self._noticing(attached, offset):
+            await begun.land()
 
     async def discard_payload(self, address: SlotAddress) -> None:
         """Tell the device that the payload is not needed; never touches descriptors. Most errors are only logged.

@@ -23,6 +23,7 @@ import trio
 
 from blockdev import layout
 from blockdev.departures import Departures
+from blockdev.device import Begun
 from blockdev.errors import ChecksumError, PoolClosed, Raced, ReadOnly
 from blockdev.forks import ends_in_children
 from blockdev.locks import Locks
@@ -90,6 +91,7 @@ class Pool:
         board = None if parts.membership is None else parts.membership.board
         self._departures = Departures(tools, self._others, parts.policy, board, self._locks, counters)
         self.on_gone = self._departures.on_gone
+        self._clock = trio.lowlevel.current_clock()
         self._closed = ""
         self._room.evict = self._departures.evict
         self._room.may_go = lambda object_id: object_id not in self._versions.pins
@@ -250,7 +252,7 @@ class Pool:
         if self._membership is not None and not self.catalog.is_ours(record):
             self._membership.board.used(record.object_id)
             return
-        now = trio.current_time()
+        now = self._clock.current_time()
         self._versions.unread.discard(record.object_id)
         self._policy.touch(record.object_id, now)
         self._space.touch(record.address, now)
@@ -286,6 +288,14 @@ class Pool:
         self._check_writable()
         return await self._room.reserve(self._room.class_for(length))
 
+    def try_reserve(self, length: int) -> SlotRef | None:
+        """As `reserve`, if that takes no waiting and wakes no task up; else None, and nothing was done.
+
+        Like `lookup`, `pin`, `touch` and `unpin` it may be called from another thread while the trio thread waits.
+        """
+        self._check_writable()
+        return self._room.try_reserve(self._room.class_for(length))
+
     def slot_size(self, length: int) -> int:
         """Payload bytes of the slot that `reserve(length)` gives."""
         return self._room.class_for(length).payload_size
@@ -309,6 +319,15 @@ class Pool:
         """
         self._check_open()
         await self._room.write_payload(ref, data, at)
+
+    def begin_write(self, ref: SlotRef, data: memoryview) -> Begun | None:
+        """As `write` from the payload's beginning, begun in this call; None if that takes waiting. See
+        `Device.begin_write`, and `try_reserve` for who may call it.
+
+        :raises Unavailable, DeviceError:
+        """
+        self._check_open()
+        return self._room.begin_payload(ref, data)
 
     async def read_reserved(self, ref: SlotRef, into: memoryview) -> None:
         """Read back what was written to a reserved slot. :raises Unavailable, DeviceError:"""

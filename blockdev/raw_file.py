@@ -5,16 +5,15 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import stat
 import struct
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from blockdev.types import PAGE
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # linux/fs.h; the numbers are the same on every architecture that has NVMe.
 _BLKSSZGET: Final = 0x1268
@@ -22,6 +21,7 @@ _BLKDISCARD: Final = 0x1277
 _BLOCKS: Final = 512
 """Bytes; the unit of st_blocks, whatever the file system's own is."""
 _HELD_ATTEMPTS: Final = 4
+_IN_MEMORY: Final = frozenset({"tmpfs", "ramfs"})
 _NO_DISCARD: Final = frozenset({errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL})
 
 
@@ -30,13 +30,19 @@ class RawFile:
 
     The descriptor is closed when `close` was called and the last call on it has returned: a number that is closed
     under a running call could by then name another file.
+
+    :ivar fd: its number, for who has entered
+    :ivar in_memory: it is a file whose file system keeps it there
     """
 
-    def __init__(self, fd: int, *, size: int, block_size: int, is_file: bool) -> None:
+    def __init__(
+        self, fd: int, *, size: int, block_size: int, is_file: bool, in_memory: bool = False
+    ) -> None:
+        self.in_memory = in_memory
         self.size = size
         self.block_size = block_size
         self.is_file = is_file
-        self._fd = fd
+        self.fd = fd
         self._lock = threading.Lock()
         self._users = 1  # the open device itself
 
@@ -49,37 +55,37 @@ class RawFile:
             self._users -= 1
             last = self._users == 0
         if last:
-            os.close(self._fd)
+            os.close(self.fd)
 
     def has_holes(self) -> bool:
-        return self.is_file and os.fstat(self._fd).st_blocks * _BLOCKS < self.size
+        return self.is_file and os.fstat(self.fd).st_blocks * _BLOCKS < self.size
 
     def allocate(self) -> None:
         """Give every byte of the file its block; what is written stays."""
-        _check_room(self._fd, self.size - os.fstat(self._fd).st_blocks * _BLOCKS)
-        os.posix_fallocate(self._fd, 0, self.size)
+        _check_room(self.fd, self.size - os.fstat(self.fd).st_blocks * _BLOCKS)
+        os.posix_fallocate(self.fd, 0, self.size)
 
     def read(self, offset: int, buffer: memoryview) -> None:
         done = 0
         while done < buffer.nbytes:
-            count = os.preadv(self._fd, [buffer[done:]], offset + done)
+            count = os.preadv(self.fd, [buffer[done:]], offset + done)
             done += self._whole_blocks(count, "read")
 
     def write(self, offset: int, buffer: memoryview) -> None:
         done = 0
         while done < buffer.nbytes:
-            count = os.pwritev(self._fd, [buffer[done:]], offset + done)
+            count = os.pwritev(self.fd, [buffer[done:]], offset + done)
             done += self._whole_blocks(count, "write")
 
     def flush(self) -> None:
-        os.fdatasync(self._fd)
+        os.fdatasync(self.fd)
 
     def discard(self, offset: int, length: int) -> None:
         # A file keeps its blocks: a hole would let a later write fail for want of space.
         if self.is_file or not length:
             return
         try:
-            fcntl.ioctl(self._fd, _BLKDISCARD, struct.pack("=QQ", offset, length))
+            fcntl.ioctl(self.fd, _BLKDISCARD, struct.pack("=QQ", offset, length))
         except OSError as error:
             if error.errno not in _NO_DISCARD:
                 raise
@@ -144,7 +150,20 @@ def _examine(fd: int) -> RawFile:
     size = os.lseek(fd, 0, os.SEEK_END) // block_size * block_size
     if not size:
         raise OSError(errno.EINVAL, "it is empty")
-    return RawFile(fd, size=size, block_size=block_size, is_file=is_file)
+    in_memory = is_file and _file_system(fd) in _IN_MEMORY
+    return RawFile(fd, size=size, block_size=block_size, is_file=is_file, in_memory=in_memory)
+
+
+def _file_system(fd: int) -> str:
+    """The type of the file system that an open file is on; empty if the system does not say."""
+    try:
+        [mount] = re.findall(r"^mnt_id:\s*(\d+)$", Path(f"/proc/self/fdinfo/{fd}").read_text(), re.MULTILINE)
+        for line in Path("/proc/self/mountinfo").read_text().splitlines():
+            if line.startswith(f"{mount} "):
+                return line.partition(" - ")[2].partition(" ")[0]
+    except (OSError, ValueError):
+        pass
+    return ""
 
 
 def create_allocated(path: Path, size: int) -> None:

@@ -84,6 +84,8 @@ class Room(Slots):
         self.found: Find = lambda _: False
         self.on_reserve: Callable[[SlotClass], None] = lambda _: None
         """Called with each slot that is wanted."""
+        self.is_watched: Callable[[], bool] = lambda: True
+        """Whether that call wakes nobody up."""
         self.regions = Regions(
             media,
             space,
@@ -120,6 +122,13 @@ class Room(Slots):
                 return await self._search(slot_class)
         finally:
             self._wanted[slot_class] -= 1
+
+    def try_reserve(self, slot_class: SlotClass) -> SlotRef | None:
+        """As `reserve`, if that takes no waiting and wakes no task up; else None, and nothing was done."""
+        if not self.is_watched() or self._space.slots(slot_class, SlotState.FREE) <= self._wanted[slot_class]:
+            return None
+        self.on_reserve(slot_class)
+        return self._space.take(slot_class)
 
     async def _search(self, slot_class: SlotClass) -> SlotRef:
         while (ref := self._space.take(slot_class)) is None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 from uuid import UUID
 
 import trio
 
+from blockdev.device import Begun
 from blockdev.errors import DeviceError, DeviceTimeout, Unavailable
 from blockdev.leasing import Everything, Leasing
 from blockdev.limbo import Limbo
@@ -133,6 +135,18 @@ class Slots:
         """
         try:
             await self._media.write_payload(ref.address, data, at)
+        except DeviceTimeout:
+            self._space.quarantine(ref.address)
+            raise
+
+    def begin_payload(self, ref: SlotRef, data: memoryview) -> Begun | None:
+        """As `write_payload` from the payload's beginning; see `Device.begin_write`. :raises Unavailable, DeviceError:"""
+        begun = self._media.begin_payload(ref.address, data)
+        return begun and begun._replace(land=partial(self._land, begun, ref))
+
+    async def _land(self, begun: Begun, ref: SlotRef) -> None:
+        try:
+            await begun.land()
         except DeviceTimeout:
             self._space.quarantine(ref.address)
             raise

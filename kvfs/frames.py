@@ -140,6 +140,15 @@ class FrameCache:
             self._counts.coalesced += 1
         return await self._join(load)
 
+    def holds(self, slot: SlotRef) -> bool:
+        """Whether the extent in a slot is here."""
+        return self._table.find(slot) is not None
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits for a frame, so that to give one back wakes a task up."""
+        return bool(self._queue)
+
     def read_ahead(self, descriptor: Descriptor, extents: Iterable[tuple[int, SlotRef]]) -> int:
         """Begin to load what is not here, as far as it takes no frame that somebody may need.
 

@@ -19,12 +19,13 @@ import errno
 import os
 from collections import Counter, deque
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 import trio
 
-from blockdev.device import check_span, check_transfer
+from blockdev.device import Begun, check_span, check_transfer
 from blockdev.errors import DeviceClosed, DeviceError, DeviceLost, DeviceTimeout
 from blockdev.testing.faults import Fault, LatePending, Operation, RandomFaults
 from blockdev.testing.memory import SparseBytes
@@ -135,6 +136,10 @@ class FaultyDevice:
             self._keep(self._torn(write, self.block_size) if fault.errno else [write])
 
         await self._operate(Operation.WRITE, offset, buffer.nbytes, effect, write)
+
+    def begin_write(self, offset: int, buffer: memoryview) -> Begun:
+        # Any moment until it is awaited is one at which it may reach the media.
+        return Begun(lambda: None, partial(self.write_from, offset, buffer))
 
     async def flush(self) -> None:
         promised = self._returned

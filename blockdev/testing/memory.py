@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
 
-from blockdev.device import check_span, check_transfer
+from blockdev.device import Begun, check_span, check_transfer
 from blockdev.errors import DeviceClosed
 from blockdev.types import KIB, PAGE
 
@@ -123,6 +124,10 @@ class MemoryDevice:
         check_transfer(self, offset, buffer, fill=False)
         await self._begin()
         self._media.write(offset, bytes(buffer))
+
+    def begin_write(self, offset: int, buffer: memoryview) -> Begun:
+        # Any moment until it is awaited is one at which it may reach the media.
+        return Begun(lambda: None, partial(self.write_from, offset, buffer))
 
     async def flush(self) -> None:
         await self._begin()

@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from xxhash import xxh3_64_intdigest
+
+from blockdev.device import Begun
 from blockdev.types import PAGE, Descriptor, ExtentRef, SlotRef, Xxh3
 from kvfs.frame_table import Frame
 from kvfs.fuse.intake import Intake
@@ -35,6 +38,34 @@ class Saved(NamedTuple):
     xxh3: Xxh3
 
 
+class Flight:
+    """A write of a whole extent, as of `version`, that was begun where its last bytes came in.
+
+    :ivar land: waits for it
+    """
+
+    __slots__ = ("_start", "_view", "_xxh3", "land", "version")
+
+    def __init__(self, version: int, begun: Begun, view: memoryview) -> None:
+        self.version = version
+        self._start, self.land = begun
+        self._view = view
+        self._xxh3: Xxh3 | None = None
+
+    def take_off(self) -> None:
+        """Give it to the device, and compute the checksum meanwhile. Once, from any thread."""
+        self._start()
+        self.digest()
+
+    def digest(self) -> Xxh3:
+        """The checksum of its bytes. From any thread: computed twice at worst, and wrong only if the bytes are not any
+        more those of `version`.
+        """
+        if self._xxh3 is None:
+            self._xxh3 = Xxh3(xxh3_64_intdigest(self._view))
+        return self._xxh3
+
+
 class DraftExtent:
     """An extent with bytes that were not in the version before.
 
@@ -45,6 +76,7 @@ class DraftExtent:
     :ivar version: grows with every change of its bytes
     :ivar saved: what the slot holds, if all that there was then
     :ivar sending: what it will hold, if nothing goes wrong
+    :ivar flight: the write of all of it that was begun without a task, if that was not awaited yet
     :ivar sent: so many bytes from its beginning, whole pages, are in the slot as they are in the frame
     :ivar reach: so many will be, when the write that is under way has ended
     :ivar promised: a record says, or is about to say, that its bytes are in this slot: it stays there
@@ -53,6 +85,7 @@ class DraftExtent:
 
     __slots__ = (
         "dead",
+        "flight",
         "frame",
         "index",
         "owner",
@@ -77,6 +110,7 @@ class DraftExtent:
         self.version = 0
         self.saved: Saved | None = None
         self.sending: Saved | None = None
+        self.flight: Flight | None = None
         self.sent = 0
         self.reach = 0
         self.promised = False
@@ -91,6 +125,14 @@ class DraftExtent:
     def is_saved(self) -> bool:
         """Whether the slot holds the newest bytes."""
         return self.saved is not None and self.saved.version == self.version
+
+    @property
+    def arriving(self) -> Saved | None:
+        """What its slot will hold when its flight has landed, if that is the newest."""
+        flight = self.flight
+        if flight is None or flight.version != self.version or self.used != self.owner.extent_size:
+            return None
+        return Saved(flight.version, self.used, flight.digest())
 
     def absorb(self, start: int, data: memoryview | bytes) -> None:
         """Take bytes into the frame, which must be there."""

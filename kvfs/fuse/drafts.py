@@ -81,7 +81,7 @@ class Draft:
         self.handles = 0
         self.lock = trio.Lock()
         self.on_idle: Callable[[], None] = _nothing
-        intake = Intake(services.soon, self._note_more, self._note_half)
+        intake = Intake(services.soon, self._note_more, self._note_half, services.memory.launch)
         self.content = DraftContent(services.pool.extent_size, intake)
         self._services = services
         self._reading = DraftReading(self.content, services.memory, services.versions)
@@ -118,6 +118,13 @@ class Draft:
     def is_publishable(self) -> bool:
         """Whether there is something that its name should stand for and does not yet."""
         return self.dirty and self.linked and self.content.error is None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that was written is published and nobody is at work on it."""
+        content = self.content
+        under_way = content.intake.has_notes or content.extents or content.prepared
+        return not (under_way or content.dirty or self.lock.locked())
 
     def check(self) -> None:
         """:raises Exception: what poisoned the draft"""
@@ -279,6 +286,8 @@ class Draft:
         inline = await self._inline()
         if inline is not None:
             record = await self._hand_over(self._described(inline, (), replace=replace))
+        elif (known := self._settled_extents()) is not None:
+            record = await self._hand_over(self._described(b"", known, replace=replace))
         else:
             async with background() as nursery:
                 extents = await self._settle_extents(nursery)
@@ -344,6 +353,19 @@ class Draft:
         if self.size > limit:
             return None
         return bytes(await self._reading.read(0, self.size))
+
+    def _settled_extents(self) -> tuple[ExtentRef, ...] | None:
+        """What `_settle_extents` would return, if nothing need be done for it, as for most new files."""
+        content = self.content
+        known = {index: self._services.memory.settled(extent) for index, extent in content.extents.items()}
+        if content.base is not None or content.error is not None or None in known.values():
+            return None
+        result = [HOLE] * -(-content.size // content.extent_size)
+        for index, place in known.items():
+            assert place is not None
+            content.extents[index].promised = True
+            result[index] = ExtentRef(*place[0], place[1])
+        return tuple(result)
 
     async def _settle_extents(self, nursery: trio.Nursery) -> tuple[ExtentRef, ...]:
         content, memory = self.content, self._services.memory

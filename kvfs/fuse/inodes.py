@@ -7,9 +7,8 @@ published from it when the last writer closes it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from functools import lru_cache
-from typing import TypeVar
 
 from blockdev.layout import (
     pack_descriptor,
@@ -23,7 +22,6 @@ from blockdev.types import ROOT, Descriptor, DirectoryId, Kind, ObjectId
 from kvfs.fuse.drafts import Draft
 from kvfs.fuse.versions import same_content
 
-K = TypeVar("K")
 ROOT_NUMBER = 1
 Place = tuple[DirectoryId, bytes]
 """A name in a directory."""
@@ -31,6 +29,9 @@ Place = tuple[DirectoryId, bytes]
 
 _unpacked = lru_cache(maxsize=1024)(unpack_descriptor)
 """What is asked of an inode's record comes in bursts."""
+
+
+_GONE, _STALE, _DOUBTFUL = 1, 2, 4
 
 
 class Inode:
@@ -41,25 +42,20 @@ class Inode:
     :ivar draft: while somebody writes
     :ivar lookups: how often the kernel was told the number and has not forgotten it
     :ivar handles: open files
-    :ivar gone: its name was removed or given to another file; only those who have it open can reach it
-    :ivar stale: another member did that, or moved it: who comes by name is sent back to look the name up
-    :ivar doubtful: another member may have, while it was a draft
     :ivar atime_ns: in memory only
     :ivar mtime_ns: of a directory, in memory only; 0 if unknown
     """
 
     __slots__ = (
         "_place",
+        "_state",
         "atime_ns",
-        "doubtful",
         "draft",
-        "gone",
         "handles",
         "lookups",
         "mtime_ns",
         "number",
         "packed",
-        "stale",
     )
 
     def __init__(self, number: int, place: Place | None, packed: bytes | None = None) -> None:
@@ -68,12 +64,39 @@ class Inode:
         self.draft: Draft | None = None
         self.lookups = 0
         self.handles = 0
-        self.gone = False
-        self.stale = False
-        self.doubtful = False
+        self._state = 0
         self.atime_ns = 0
         self.mtime_ns = 0
         self._place = place
+
+    # One number for the three of them: there may be millions.
+
+    @property
+    def gone(self) -> bool:
+        """Its name was removed or given to another file; only those who have it open can reach it."""
+        return bool(self._state & _GONE)
+
+    @gone.setter
+    def gone(self, value: bool) -> None:
+        self._state = self._state & ~_GONE | _GONE * value
+
+    @property
+    def stale(self) -> bool:
+        """Another member did that, or moved it: who comes by name is sent back to look the name up."""
+        return bool(self._state & _STALE)
+
+    @stale.setter
+    def stale(self, value: bool) -> None:
+        self._state = self._state & ~_STALE | _STALE * value
+
+    @property
+    def doubtful(self) -> bool:
+        """Another member may have, while it was a draft."""
+        return bool(self._state & _DOUBTFUL)
+
+    @doubtful.setter
+    def doubtful(self, value: bool) -> None:
+        self._state = self._state & ~_DOUBTFUL | _DOUBTFUL * value
 
     @property
     def record(self) -> Descriptor | None:
@@ -129,10 +152,8 @@ class InodeTable:
         self._last = ROOT_NUMBER
         self.root = Inode(ROOT_NUMBER, (ROOT, b""))
         self._by_number: dict[int, Inode] = {ROOT_NUMBER: self.root}
-        self._by_object: dict[ObjectId, Inode | list[Inode]] = {}
-        """Most objects have one: that takes no list."""
-        self._by_place: dict[int, Inode | list[Inode]] = {}
-        """By the hash of the place, which takes less memory."""
+        self._by_object: _Index = {}
+        self._by_place: _Index = {}
 
     def __len__(self) -> int:
         return len(self._by_number)
@@ -193,18 +214,19 @@ class InodeTable:
 
     def at(self, place: Place) -> list[Inode]:
         """Inodes that are, or were last, at a place."""
-        return [inode for inode in _all(self._by_place, hash(place)) if inode.place == place]
+        return [inode for inode in _all(self._by_place, place) if inode.place == place]
 
     def move(self, inode: Inode, place: Place) -> None:
         """It has another name."""
         if inode.place != place and inode.number in self._by_number:
-            _take(self._by_place, hash(inode.place), inode)
-            _put(self._by_place, hash(place), inode)
+            _take(self._by_place, inode.place, inode)
+            _put(self._by_place, place, inode)
         inode.place = place
 
     def versions(self, object_id: ObjectId) -> list[Inode]:
         """Inodes of an object, those of versions that are replaced included."""
-        return _all(self._by_object, object_id)
+        found = _all(self._by_object, object_id)
+        return [inode for inode in found if inode.packed and packed_object(inode.packed) == object_id]
 
     def of_draft(self, draft: Draft) -> Inode:
         """A new inode for a draft."""
@@ -235,12 +257,12 @@ class InodeTable:
         """Remove an inode that neither the kernel nor an open file knows."""
         self._by_number.pop(inode.number, None)
         self._unindex(inode)
-        _take(self._by_place, hash(inode.place), inode)
+        _take(self._by_place, inode.place, inode)
 
     def _new(self, place: Place | None, packed: bytes | None = None) -> Inode:
         self._last += 1
         inode = self._by_number[self._last] = Inode(self._last, place, packed)
-        _put(self._by_place, hash(inode.place), inode)
+        _put(self._by_place, inode.place, inode)
         return inode
 
     def _unindex(self, inode: Inode) -> None:
@@ -248,24 +270,31 @@ class InodeTable:
             _take(self._by_object, packed_object(inode.packed), inode)
 
 
-def _all(index: dict[K, Inode | list[Inode]], key: K) -> list[Inode]:
-    found = index.get(key)
+_Index = dict[int, Inode | list[Inode]]
+"""Most keys have one inode: that takes no list. By a hash of the key, as long as an integer of 32 bytes can be, which is
+half of what the key itself would take; what is found may be another key's.
+"""
+_HASH = (1 << 60) - 1
+
+
+def _all(index: _Index, key: Hashable) -> list[Inode]:
+    found = index.get(hash(key) & _HASH)
     if found is None:
         return []
     return list(found) if isinstance(found, list) else [found]
 
 
-def _put(index: dict[K, Inode | list[Inode]], key: K, inode: Inode) -> None:
+def _put(index: _Index, key: Hashable, inode: Inode) -> None:
     others = _all(index, key)
-    index[key] = [*others, inode] if others else inode
+    index[hash(key) & _HASH] = [*others, inode] if others else inode
 
 
-def _take(index: dict[K, Inode | list[Inode]], key: K, inode: Inode) -> None:
+def _take(index: _Index, key: Hashable, inode: Inode) -> None:
     others = [other for other in _all(index, key) if other is not inode]
     if others:
-        index[key] = others if len(others) > 1 else others[0]
+        index[hash(key) & _HASH] = others if len(others) > 1 else others[0]
     else:
-        index.pop(key, None)
+        index.pop(hash(key) & _HASH, None)
 
 
 class Overlay:

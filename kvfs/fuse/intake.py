@@ -16,7 +16,7 @@ from kvfs.frame_table import Frame
 from kvfs.fuse.landing import address_of
 
 if TYPE_CHECKING:
-    from kvfs.fuse.content import DraftExtent
+    from kvfs.fuse.content import DraftExtent, Flight
 
 PART = 1 << 20
 """Bytes that are worth sending to media before their extent is whole."""
@@ -60,6 +60,7 @@ class Intake:
 
     :param soon: how to reach the trio thread; None if no other threads will come
     :param on_more: called there when an extent may have become whole, or more of it has come, worth sending on
+    :param launch: begins to write an extent that is whole; for who has custody of the mount's state
     :param on_half: called there when half of an extent, not the first, may have been written
     """
 
@@ -68,7 +69,9 @@ class Intake:
         soon: Soon | None = None,
         on_more: Callable[[DraftExtent], object] = lambda _: None,
         on_half: Callable[[DraftExtent], object] = lambda _: None,
+        launch: Callable[[DraftExtent], Flight | None] = lambda _: None,
     ) -> None:
+        self.launch = launch
         self._soon = soon
         self._on_more = on_more
         self._on_half = on_half
@@ -100,8 +103,10 @@ class Intake:
             place.address = address_of(frame.view)
         return old
 
-    def leave(self, place: Place, start: int, stop: int, time_ns: int) -> None:
-        """The bytes `[start, stop)` of the extent have been copied."""
+    def leave(self, place: Place, start: int, stop: int, time_ns: int) -> bool:
+        """The bytes `[start, stop)` of the extent have been copied; whether it is whole now, perhaps, and the caller is
+        to see that it is sent: with `launch`, or else with `send`.
+        """
         call: list[Callable[[], object]] = []
         half = place.extent.owner.extent_size // 2
         with self._lock:
@@ -115,10 +120,22 @@ class Intake:
         assert self._soon is not None
         if place.extent.index and before > half >= place.missing:  # most files have one extent
             self._soon(self._on_half, place.extent)
-        if before > 0 and (place.missing <= 0 or before // PART != place.missing // PART):
-            self._soon(self._on_more, place.extent)
         for function in call:
             self._soon(function)
+        if before > 0 >= place.missing:
+            return True
+        if before > 0 and before // PART != place.missing // PART:
+            self.send(place.extent)
+        return False
+
+    def send(self, extent: DraftExtent) -> None:
+        """Have the trio thread send on what has come."""
+        self.have(self._on_more, extent)
+
+    def have(self, function: Callable[[DraftExtent], object], extent: DraftExtent) -> None:
+        """Have the trio thread do something about an extent."""
+        assert self._soon is not None
+        self._soon(function, extent)
 
     # --- in the trio thread
 
@@ -168,6 +185,11 @@ class Intake:
             self._closed = True
             for place in self._places.values():
                 place.is_open = False
+
+    @property
+    def has_notes(self) -> bool:
+        """Whether threads have written what nobody has taken in yet."""
+        return bool(self._notes)
 
     def take(self) -> Sequence[Note]:
         """What was written since the last time, in the order in which it was done."""

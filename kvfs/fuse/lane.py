@@ -30,8 +30,10 @@ import trio
 from blockdev.types import PAGE
 from kvfs.fuse import wire
 from kvfs.fuse.connection import ENDED, Connection
+from kvfs.fuse.content import DraftExtent
 from kvfs.fuse.intake import Intake
 from kvfs.fuse.landing import FrameSource, Spare, Spares
+from kvfs.fuse.reception import LaneDesk, Reception
 from kvfs.fuse.relay import Buffer, Relay
 from kvfs.fuse.slow import Slow, SlowFiles
 from kvfs.fuse.wire import Opcode, Request
@@ -66,6 +68,7 @@ class Served:
 
     files: LaneFiles
     names: LaneNames
+    desk: LaneDesk
     frames: FrameSource
 
 
@@ -129,6 +132,7 @@ class Lane:
         self._ended = ended
         self._token = trio.lowlevel.current_trio_token()
         self._relay = Relay(self._answer, size.max_pages)
+        self._reception = Reception(served.desk, self._relay, self._answer, self._soon)
         self.device = self._relay.device
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._waiting = select.poll()
@@ -150,16 +154,19 @@ class Lane:
 
     async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Pass pyfuse3's answers back and answer what must wait, until `retire`."""
-        async with trio.open_nursery() as nursery:
-            await nursery.start(self._slow.serve)
-            nursery.start_soon(self._relay.pass_answers)
-            for thread in self._threads:
-                thread.start()
-            task_status.started()
+        with self._reception.custody.kept():
+            async with trio.open_nursery() as nursery:
+                self._reception.begin(nursery)
+                await nursery.start(self._slow.serve)
+                nursery.start_soon(self._relay.pass_answers)
+                for thread in self._threads:
+                    thread.start()
+                task_status.started()
 
     def retire(self) -> None:
         """Answer nothing more that has not begun: requests wait until `close` fails them."""
         self._retired = True
+        self._reception.retire()
         self._relay.retire()
         self._slow.retire()
 
@@ -240,14 +247,26 @@ class Lane:
                 request = wire.parse(spare.header)
                 if request.opcode in (Opcode.READ, Opcode.WRITE):
                     return request
+                if self._retired:
+                    continue
                 answer = self._known(request, spare) if request.opcode in _KNOWN else None
-                if answer is None:
-                    counts.passed += 1
-                    self._pass_on(request, spare, size)
-                elif not self._retired:
-                    counts.known += 1
+                if answer is not None:
                     self._answer([answer])
+                if answer is not None or self._take(request, spare, size):
+                    counts.known += 1
+                else:
+                    counts.passed += 1
         return None
+
+    def _take(self, request: Request, spare: Spare, size: int) -> bool:
+        more = max(0, size - wire.DATA_HEADER)
+        message = b"".join((spare.header, spare.payload[:more]))[:size]
+        try:
+            return self._reception.take(request, message)
+        except OSError:
+            if not self._stopping:
+                raise
+            return False
 
     def _receive(self, spare: Spare) -> int:
         """The next request's length; 0 when there will be none."""
@@ -291,10 +310,21 @@ class Lane:
             spare.exchange(frame)
         else:
             ctypes.memmove(place.address + start, spare.address, request.size)
-        intake.leave(place, start, start + request.size, time.time_ns())
+        is_whole = intake.leave(place, start, start + request.size, time.time_ns())
         counts.writes += 1
         self._answer([wire.write_answer(request.unique, request.size)])
+        if is_whole:
+            self._send(intake, place.extent)
         return spare
+
+    def _send(self, intake: Intake, extent: DraftExtent) -> None:
+        """See that an extent is written."""
+        with self._reception.custody.taken() as mine:
+            flight = intake.launch(extent) if mine else None
+        if not mine:
+            intake.send(extent)
+        elif flight is not None:
+            flight.take_off()
 
     def _known(self, request: Request, spare: Spare) -> bytes | None:
         """An answer that needs no trio thread, if there is one."""
@@ -309,14 +339,6 @@ class Lane:
         if attributes is None:
             return None
         return wire.attributes_answer(request.unique, attributes.attr_timeout, attributes)
-
-    def _pass_on(self, request: Request, spare: Spare, size: int) -> None:
-        more = max(0, size - wire.DATA_HEADER)
-        try:
-            self._relay.pass_on(request, b"".join((spare.header, spare.payload[:more]))[:size])
-        except OSError:
-            if not self._stopping:
-                raise
 
     # --- in any thread
 

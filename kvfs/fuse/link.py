@@ -12,6 +12,7 @@ from blockdev.types import PAGE
 from kvfs.errors import MountFailed
 from kvfs.frames import FrameCache
 from kvfs.fuse.connection import Connection, allow_pages, connect
+from kvfs.fuse.desk import Desk
 from kvfs.fuse.lane import Lane, LaneSize, LaneStatistics, Served
 from kvfs.fuse.openfiles import OpenFiles
 from kvfs.fuse.operations import Operations
@@ -28,7 +29,7 @@ class Link(Protocol):
 
     is_tuned: bool
 
-    def attach(self, operations: Operations, files: OpenFiles, frames: FrameCache) -> None:
+    def attach(self, operations: Operations, files: OpenFiles, desk: Desk, frames: FrameCache) -> None:
         """Say who serves. :raises MountFailed: it cannot be mounted"""
 
     async def serve(self) -> None:
@@ -70,7 +71,7 @@ class PlainLink:
         if allow_other:
             self._options.add("allow_other")
 
-    def attach(self, operations: Operations, files: OpenFiles, frames: FrameCache) -> None:
+    def attach(self, operations: Operations, files: OpenFiles, desk: Desk, frames: FrameCache) -> None:
         try:
             pyfuse3.init(operations, self._path, self._options)
         except RuntimeError as error:
@@ -104,11 +105,11 @@ class LaneLink:
         self._max_pages = max_pages
         self._lane: Lane | None = None
 
-    def attach(self, operations: Operations, files: OpenFiles, frames: FrameCache) -> None:
+    def attach(self, operations: Operations, files: OpenFiles, desk: Desk, frames: FrameCache) -> None:
         threads = min(4, max(2, os.cpu_count() or 1))
         size = LaneSize(threads, frames.frame_size, min(self._max_pages, frames.frame_size // PAGE))
         lane = self._lane = Lane(
-            self._connection, Served(files, operations, frames), size, ended=self.terminate
+            self._connection, Served(files, operations, desk, frames), size, ended=self.terminate
         )
         try:
             pyfuse3.init(operations, lane.device, set())

@@ -13,15 +13,16 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 import trio
+from outcome import Outcome
 
 from blockdev.errors import BlockError, DeviceError, DeviceTimeout, NoSpace, Unavailable
 from blockdev.locks import KeyedLocks
 from blockdev.types import SlotRef, Xxh3
 from kvfs.errors import FramesClosed, FramesError
 from kvfs.frames import Frame, FrameCache
-from kvfs.fuse.content import DraftContent, DraftExtent, Saved
+from kvfs.fuse.content import DraftContent, DraftExtent, Flight, Saved
 from kvfs.fuse.draft_frames import DraftFrames
-from kvfs.fuse.ports import PoolPort
+from kvfs.fuse.ports import MustWait, PoolPort
 from kvfs.fuse.saving import Saver
 from kvfs.fuse.versions import Versions
 
@@ -33,6 +34,10 @@ class _Left:
 
     def __call__(self) -> None:
         self.call()
+
+
+def _taken_off(outcome: Outcome[None]) -> None:
+    outcome.unwrap()
 
 
 class DraftMemory:
@@ -120,10 +125,25 @@ class DraftMemory:
         frame = None if self._knows(content, index) or content.error is not None else self._share.try_take()
         if frame is None:
             self._pool.give_back(slot)
-            return
+        else:
+            self.make_ready(content, index, slot, frame)
+
+    def room_at_once(self, length: int) -> tuple[SlotRef, Frame]:
+        """A slot and a frame for `make_ready`. :raises MustWait: there are none"""
+        frame = self._share.try_take()
+        if frame is None:
+            raise MustWait
+        slot = self._pool.try_reserve(length)
+        if slot is None:
+            self._share.put_back(frame)  # for which nobody waits, or it would have been theirs
+            raise MustWait
+        return slot, frame
+
+    def make_ready(self, content: DraftContent, index: int, slot: SlotRef, frame: Frame) -> None:
+        """Let threads put bytes into an extent that nobody knows yet."""
         extent = content.prepared[index] = DraftExtent(content, index, slot)
         self._share.give(extent, frame)
-        self.admit(extent)
+        content.intake.open(extent)
 
     @staticmethod
     def _knows(content: DraftContent, index: int) -> bool:
@@ -184,9 +204,29 @@ class DraftMemory:
     def send_soon(self, extent: DraftExtent) -> None:
         """More of an extent has arrived: write it to its slot in the background, or what there is, if that pays."""
         if extent.is_whole:
-            self._nursery.start_soon(self._save_quietly, extent)
+            flight = self._launch(extent)
+            if flight is not None:
+                trio.lowlevel.start_thread_soon(flight.take_off, _taken_off)
+            else:
+                self._nursery.start_soon(self._save_quietly, extent)
         elif self._saver.part_of(extent):
             self._nursery.start_soon(self._send_quietly, extent)
+
+    def launch(self, extent: DraftExtent) -> Flight | None:
+        """Take in what threads have written, and make ready to write an extent to its slot now that all of it has come;
+        None if that is left to the trio thread. Whoever holds the extent next waits for it.
+        """
+        more = extent.owner.catch_up()
+        flight = self._launch(extent) if extent in more else None
+        for other in more:
+            if flight is None or other is not extent:
+                other.owner.intake.have(self.send_soon, other)
+        return flight
+
+    def _launch(self, extent: DraftExtent) -> Flight | None:
+        is_ready = extent.is_whole and extent.slot is not None and extent.frame is not None
+        is_idle = not (extent.sent or extent.flight or extent.dead or self._busy.is_wanted(extent))
+        return self._saver.launch(extent) if is_ready and is_idle else None
 
     def run_soon(self, function: Callable[[DraftExtent], Awaitable[None]], extent: DraftExtent) -> None:
         """Do something about an extent in the background."""
@@ -201,16 +241,21 @@ class DraftMemory:
         :raises BlockError, FramesError:
         """
         await self._saver.digested(extent)
-        state = self._newest(extent)
-        if (
-            state is None
-            or self._pool.slot_size(state.length) < extent.slot_size
-            or self._should_move(extent)
-        ):
-            state = await nursery.start(self._settle, extent)
+        known = self.settled(extent)
+        if known is not None:
+            extent.promised = True
+            return known
+        state = await nursery.start(self._settle, extent)
         extent.promised = True
         assert extent.slot is not None
         return extent.slot, state.xxh3
+
+    def settled(self, extent: DraftExtent) -> tuple[SlotRef, Xxh3] | None:
+        """What `settle` would say, if it need do nothing for it; a promise it becomes when the caller notes it."""
+        state = self._newest(extent)
+        if state is None or extent.slot is None or self._should_move(extent):
+            return None
+        return None if self._pool.slot_size(state.length) < extent.slot_size else (extent.slot, state.xxh3)
 
     async def _settle(self, extent: DraftExtent, *, task_status: trio.TaskStatus[Saved]) -> None:
         begun = False
@@ -242,7 +287,7 @@ class DraftMemory:
         for state in (extent.saved, extent.sending):
             if state is not None and (state.version, state.length) == (extent.version, extent.used):
                 return state
-        return None
+        return extent.arriving
 
     async def arrive(self, extents: Iterable[DraftExtent]) -> None:
         """See that what `settle` promised has come true; when this returns or raises, nothing more is on its way.
@@ -276,6 +321,9 @@ class DraftMemory:
     def discard(self, extent: DraftExtent) -> None:
         """Let an extent go, now or as soon as whoever works on it is done: frame and slot are free again."""
         extent.dead = True
+        if extent.flight is not None:
+            self._nursery.start_soon(self._bury_landed, extent)
+            return
         with self._busy.try_hold(extent) as free:
             if free:
                 self._bury(extent)
@@ -286,11 +334,26 @@ class DraftMemory:
     async def _hold(self, extent: DraftExtent) -> AsyncIterator[None]:
         async with self._busy.hold(extent):
             try:
+                await self._land(extent)
                 yield
             finally:
                 if extent.dead:
                     self._bury(extent)
                 self._share.wake()
+
+    async def _land(self, extent: DraftExtent) -> None:
+        """Wait for what was launched; what goes wrong is the draft's to tell."""
+        try:
+            await self._saver.land(extent)
+        except (DeviceError, Unavailable) as error:
+            if isinstance(error, DeviceTimeout) or not self._should_move(extent):
+                extent.owner.fail(error)  # else all of it is written elsewhere
+        except BlockError as error:
+            extent.owner.fail(error)
+
+    async def _bury_landed(self, extent: DraftExtent) -> None:
+        async with self._hold(extent):
+            pass  # it is dead
 
     async def _load(self, extent: DraftExtent) -> None:
         """Give the extent a frame, and what its slot holds."""

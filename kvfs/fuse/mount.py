@@ -18,6 +18,7 @@ import trio
 from blockdev.types import MIB, ROOT
 from kvfs.frames import FrameCache
 from kvfs.fuse.attributes import Attributes, RootAttributes
+from kvfs.fuse.desk import Desk
 from kvfs.fuse.drafts import DraftServices
 from kvfs.fuse.foreign import ForeignChanges
 from kvfs.fuse.inodes import InodeTable, Overlay
@@ -95,7 +96,7 @@ class Mount:
             services=DraftServices(pool, versions, self.memory, Predecessors(), time.time_ns, soon),
             inodes=InodeTable(),
             overlay=Overlay(),
-            retries=Retries(trio.current_time),
+            retries=Retries(trio.lowlevel.current_clock().current_time),
             invalidator=self.notifier,
             now_ns=time.time_ns,
         )
@@ -116,6 +117,7 @@ class Mount:
         self.foreign = ForeignChanges(self.volume, root, nursery)
         attributes = Attributes(self.volume, root)
         self.operations = Operations(self.volume, self.tree, self.files, self.metadata, attributes)
+        self.desk = Desk(self.volume, self.tree, self.files, attributes)
 
     def statistics(self) -> MountStatistics:
         """A frozen snapshot."""
@@ -166,7 +168,7 @@ async def serve(
     async with trio.open_nursery() as nursery:
         link = await make_link(path, pool.name, allow_other=options.allow_other, lane=options.lane)
         mount = Mount(pool, frames, options, nursery, link)
-        link.attach(mount.operations, mount.files, frames)
+        link.attach(mount.operations, mount.files, mount.desk, frames)
         pool.on_gone.append(mount.volume.gone)
         pool.on_changed.append(mount.foreign.changed)
         mount.notifier.start()

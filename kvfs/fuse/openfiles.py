@@ -13,6 +13,7 @@ from kvfs.errors import FramesError
 from kvfs.fuse.drafts import Draft
 from kvfs.fuse.inodes import Inode
 from kvfs.fuse.intake import Intake
+from kvfs.fuse.ports import MustWait
 from kvfs.fuse.readers import Reader, Readers
 from kvfs.fuse.retries import Retry
 from kvfs.fuse.tree import Tree
@@ -84,6 +85,20 @@ class OpenFiles:
             raise refused(errno.ENOENT)
         return await self._truncated(self._open_draft(found, found.draft, writes=True), flags), found
 
+    def create_now(self, parent: Inode, name: bytes, mode: int, caller: Caller) -> tuple[Handle, Inode]:
+        """As `create`, of a name that is free. :raises MustWait:"""
+        if self._volume.exists(parent.directory, name):
+            raise MustWait
+        memory = self._volume.services.memory
+        slot, frame = memory.room_at_once(self._volume.pool.extent_size)
+        retry = self._volume.retries.take(caller.thread, (parent.directory, name))
+        if retry is not None:
+            retry.release()
+        inode = self._tree.new_file(parent, name, mode, caller)
+        assert inode.draft is not None
+        memory.make_ready(inode.draft.content, 0, slot, frame)
+        return self._open_draft(inode, inode.draft, writes=True), inode
+
     async def open(self, inode: Inode, flags: int, caller: Caller) -> Handle:
         """Open an inode, or send the kernel back for the one that it should open instead."""
         retry = self._volume.retries.take(caller.thread, inode.place)
@@ -97,6 +112,21 @@ class OpenFiles:
         finally:
             if retry is not None:
                 retry.release()
+
+    def open_now(self, inode: Inode, flags: int, caller: Caller) -> Handle:
+        """As `open`, of a published version that is in memory, to be read. :raises MustWait:"""
+        retries, place = self._volume.retries, inode.place
+        record = inode.record
+        if (
+            _wants_to_write(flags)
+            or record is None
+            or record.kind is not Kind.HEAD
+            or self._volume.overlay.get(*place) is not None
+            or retries.of(caller.thread, place) is not None
+            or not self._is_current(inode)
+        ):
+            raise MustWait
+        return self._add(inode, reader=self._readers.open_now(record))
 
     async def _wait_for_closing(self, inode: Inode) -> None:
         """Who opens a file after all others closed it finds all that they stored, through mappings too."""
@@ -271,21 +301,33 @@ class OpenFiles:
 
     async def release(self, number: int) -> None:
         """The last descriptor of an open file, and the last mapping of it, are gone."""
-        handle = self._handles.pop(number, None)
-        if handle is None:
-            raise refused(errno.EBADF)
+        handle = self.get(number)
+        del self._handles[number]
+        # No checkpoint when there is nothing to publish: the kernel's next request must find the file closed.
+        if handle.draft is not None and handle.writes and handle.draft.writers == 1:
+            await self._publish_late(handle.draft)
+        self._close(handle)
+
+    def release_now(self, number: int) -> None:
+        """As `release`, if there is nothing to publish. :raises MustWait:"""
+        handle = self.get(number)
+        if handle.draft is not None and not handle.draft.is_settled:
+            raise MustWait
+        if handle.reader is not None and self._readers.must_wait_to_close:
+            raise MustWait
+        del self._handles[number]
+        self._close(handle)
+
+    def _close(self, handle: Handle) -> None:
         inode = handle.inode
         if handle.reader is not None:
             self._readers.close(handle.reader)
         if handle.draft is not None:
-            await self._release_draft(inode, handle.draft, writes=handle.writes)
+            self._release_draft(inode, handle.draft, writes=handle.writes)
         inode.handles -= 1
         self._tree.drop_if_unused(inode)
 
-    async def _release_draft(self, inode: Inode, draft: Draft, *, writes: bool) -> None:
-        # No checkpoint when there is nothing to publish: the kernel's next request must find the file closed.
-        if writes and draft.writers == 1:
-            await self._publish_late(draft)
+    def _release_draft(self, inode: Inode, draft: Draft, *, writes: bool) -> None:
         draft.is_closing = False
         draft.writers -= writes
         draft.handles -= 1

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Protocol, TypedDict, Unpack
 
+from blockdev.device import Begun
 from blockdev.publication import NewObject
 from blockdev.publisher import Arrived
 from blockdev.types import Descriptor, DirectoryId, ExtentRef, Foreign, SlotRef
 
 Xattrs = tuple[tuple[bytes, bytes], ...]
+
+
+class MustWait(Exception):
+    """It cannot be done at once, and nothing was changed."""
 
 
 class Attributes(TypedDict, total=False):
@@ -76,6 +81,8 @@ class PoolPort(Protocol):
 
     async def reserve(self, length: int) -> SlotRef: ...
 
+    def try_reserve(self, length: int) -> SlotRef | None: ...
+
     def slot_size(self, length: int) -> int: ...
 
     def give_back(self, ref: SlotRef) -> None: ...
@@ -83,6 +90,8 @@ class PoolPort(Protocol):
     def is_lost(self, ref: SlotRef) -> bool: ...
 
     async def write(self, ref: SlotRef, data: memoryview, at: int = 0) -> None: ...
+
+    def begin_write(self, ref: SlotRef, data: memoryview) -> Begun | None: ...
 
     async def read_reserved(self, ref: SlotRef, into: memoryview) -> None: ...
 

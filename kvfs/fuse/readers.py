@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 
+from blockdev.errors import BlockError
 from blockdev.types import MIB, Descriptor, ExtentRef
 from kvfs.frames import Frame
-from kvfs.fuse.ports import PoolPort
+from kvfs.fuse.ports import MustWait, PoolPort
 from kvfs.fuse.versions import Versions
 
 
@@ -87,6 +88,35 @@ class Readers:
             raise
         self._pool.touch(record)
         return reader
+
+    def open_now(self, record: Descriptor) -> Reader:
+        """As `open`, of what is in memory whole. :raises MustWait: it is not, or is not there"""
+        stored = [index for index, extent in enumerate(record.extents) if not extent.is_hole]
+        if record.indexed or record.size > self._whole_limit or self.must_wait_to_close:
+            raise MustWait
+        if not self._share.promise(len(stored)):
+            raise MustWait
+        frames: list[Frame] = []
+        try:
+            frames = self._versions.get_now(record.extents[index] for index in stored)
+            self._versions.pin(record)
+        except (MustWait, BlockError) as error:
+            self._share.forgo(len(stored))
+            for frame in frames:
+                self._versions.unpin_frame(frame)
+            raise MustWait from error
+        reader = Reader(self._pool.extent_size, record, self._versions, self._zeros, self._ahead)
+        reader.extents = record.extents
+        for index, frame in zip(stored, frames, strict=True):
+            reader.frames[index] = frame
+            self._share.add(frame)
+        self._pool.touch(record)
+        return reader
+
+    @property
+    def must_wait_to_close(self) -> bool:
+        """Whether to close one wakes up who waits for its memory."""
+        return self._versions.frames_are_awaited
 
     async def _fetch(self, reader: Reader, stored: list[int]) -> None:
         if len(stored) > 1:  # all at once: they are on different devices

@@ -56,6 +56,14 @@ class Relay:
         self._handshake: Handshake | None = None
         self._answers = bytearray(max_pages * PAGE + PAGE)
         self._passing = trio.CancelScope()
+        self._releases: set[int] = set()
+
+    @property
+    def has_releases(self) -> bool:
+        """Whether pyfuse3 has not yet closed a file of which the kernel believes that it is closed: what comes after
+        that must not overtake it. From any thread.
+        """
+        return bool(self._releases)
 
     def pass_on(self, request: Request, message: bytes) -> None:
         """Have pyfuse3 answer a request, now or when its turn has come. From any thread.
@@ -67,6 +75,8 @@ class Relay:
         if request.opcode == Opcode.INIT:
             self._handshake = Handshake.of(message)
             message = self._handshake.narrowed()
+        if request.opcode == Opcode.RELEASE:
+            self._releases.add(request.unique)
         cost = len(message)
         if request.opcode in (Opcode.READDIR, Opcode.READDIRPLUS):
             message = wire.limited_listing(message)
@@ -75,7 +85,7 @@ class Relay:
 
     async def pass_answers(self) -> None:
         """Pass pyfuse3's answers back to the kernel, until `retire`."""
-        early = _BeforeWaiting(self._pass_back)
+        early = _BeforeWaiting(self._pass_back_early)
         trio.lowlevel.add_instrument(early)
         try:
             with self._passing:
@@ -85,6 +95,10 @@ class Relay:
         finally:
             with suppress(KeyError):  # trio drops one that failed, and says so
                 trio.lowlevel.remove_instrument(early)
+
+    def _pass_back_early(self) -> None:
+        if not self._window.is_empty:
+            self._pass_back()
 
     def _pass_back(self) -> None:
         while True:
@@ -96,6 +110,7 @@ class Relay:
                 return
             answer: Buffer = memoryview(self._answers)[:size]
             unique = wire.unique_of(answer)
+            self._releases.discard(unique)
             if self._handshake is not None and unique == self._handshake.unique:
                 answer = self._handshake.widened(
                     answer, max_pages=self._max_pages, page=PAGE, max_background=MAX_BACKGROUND

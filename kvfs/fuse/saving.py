@@ -13,12 +13,12 @@ from collections.abc import Awaitable, Callable
 import trio
 from xxhash import xxh3_64_intdigest
 
-from blockdev.errors import ChecksumError, DeviceTimeout
+from blockdev.errors import BlockError, ChecksumError, DeviceTimeout
 from blockdev.memory import padded
 from blockdev.tasks import background
 from blockdev.types import PAGE, Descriptor, SlotRef, Xxh3
 from kvfs.frames import Frame, FrameCache
-from kvfs.fuse.content import DraftExtent, Saved
+from kvfs.fuse.content import DraftExtent, Flight, Saved
 from kvfs.fuse.intake import PART
 from kvfs.fuse.ports import PoolPort
 from kvfs.fuse.versions import Versions
@@ -76,6 +76,43 @@ class Saver:
             known.set()
             del self._digesting[extent]
             extent.sending = None
+
+    # --- writes that are begun where the bytes came in
+
+    def launch(self, extent: DraftExtent) -> Flight | None:
+        """Make ready to write an extent that is whole and that nobody holds, without a task: it is to take off at once.
+        None if that takes waiting, or fails.
+        """
+        assert extent.frame is not None
+        assert extent.slot is not None
+        view = extent.frame.view[: extent.owner.extent_size]
+        try:
+            begun = self._pool.begin_write(extent.slot, view)
+        except BlockError:
+            return None  # who waits for it will meet the same, and tell
+        if begun is None:
+            return None
+        self._under_way += 1
+        extent.reach = len(view)
+        extent.flight = Flight(extent.version, begun, view)
+        return extent.flight
+
+    async def land(self, extent: DraftExtent) -> None:
+        """Wait for what was launched, if anything was. :raises BlockError:"""
+        flight = extent.flight
+        if flight is None:
+            return
+        try:
+            await flight.land()
+        except DeviceTimeout as error:
+            if error.pending is not None and extent.frame is not None:
+                self._frames.hold_until(extent.frame, error.pending)
+            raise
+        finally:
+            self._under_way -= 1
+            state, extent.flight = extent.arriving, None
+        extent.sent = extent.reach
+        extent.saved = state or extent.saved
 
     async def digested(self, extent: DraftExtent) -> None:
         """Wait until a `save` that is under way, if one is, knows what the slot will hold. For who does not hold it."""

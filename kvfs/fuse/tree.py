@@ -14,6 +14,7 @@ from kvfs.errors import FramesError
 from kvfs.fuse.drafts import Draft, FileAttributes
 from kvfs.fuse.foreign import review
 from kvfs.fuse.inodes import Inode, Place
+from kvfs.fuse.ports import MustWait
 from kvfs.fuse.volume import Caller, Volume, refused
 
 log = logging.getLogger(__name__)
@@ -29,12 +30,25 @@ class Tree:
 
     async def lookup(self, parent: Inode, name: bytes, caller: Caller) -> Inode | None:
         """What a name stands for, to this caller now."""
-        volume, place = self._volume, (parent.directory, name)
-        retry = volume.retries.of(caller.thread, place)
+        place = (parent.directory, name)
+        retry = self._volume.retries.of(caller.thread, place)
         if retry is not None and retry.writing:
-            found = await self.writable(*place, caller)
-        else:
-            found = volume.current(*place)
+            return self._looked_up(place, caller, await self.writable(*place, caller))
+        return self._looked_up(place, caller, self._volume.current(*place))
+
+    def lookup_now(self, parent: Inode, name: bytes, caller: Caller) -> Inode | None:
+        """As `lookup`. :raises MustWait:"""
+        place = (parent.directory, name)
+        retry = self._volume.retries.of(caller.thread, place)
+        found = None if retry is not None and retry.writing else self._volume.current(*place)
+        if (retry is not None and retry.writing) or (found is not None and found.draft is not None):
+            raise MustWait
+        return self._looked_up(place, caller, found)
+
+    def _looked_up(self, place: Place, caller: Caller, found: Inode | None) -> Inode | None:
+        """Note what a look-up found for the open that follows, if one was sent back."""
+        volume = self._volume
+        retry = volume.retries.of(caller.thread, place)
         if found is None:
             volume.retries.missed(caller.thread, place)
         elif retry is not None and found.record is not None and found.record.kind is Kind.HEAD:

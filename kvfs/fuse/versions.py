@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from blockdev.types import Descriptor, ExtentRef, Kind, ObjectId
 from kvfs.frames import Frame, FrameCache
-from kvfs.fuse.ports import PoolPort
+from kvfs.fuse.ports import MustWait, PoolPort
 
 
 def same_content(one: Descriptor, other: Descriptor) -> bool:
@@ -48,6 +48,18 @@ class Versions:
         :raises BlockError, FramesError:
         """
         return await self._frames.get(record, index, extent.ref)
+
+    def get_now(self, extents: Iterable[ExtentRef]) -> list[Frame]:
+        """Extents that are all in memory, as `get`. :raises MustWait: one is not"""
+        slots = [extent.ref for extent in extents]
+        if not all(map(self._frames.holds, slots)):
+            raise MustWait
+        return [frame for slot in slots if (frame := self._frames.peek(slot)) is not None]
+
+    @property
+    def frames_are_awaited(self) -> bool:
+        """Whether to give a frame back wakes a task up."""
+        return self._frames.is_awaited
 
     def read_ahead(self, record: Descriptor, extents: Iterable[tuple[int, ExtentRef]]) -> None:
         """Begin to fetch extents that will be wanted, if frames allow."""

@@ -29,6 +29,11 @@ class Window:
         self._total = 0
         self._held: deque[tuple[int | None, bytes, int]] = deque()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no answer is to come."""
+        return not self._costs
+
     def send(self, unique: int | None, message: bytes, cost: int) -> None:
         """Send a request, now or when its turn has come.
 

@@ -29,6 +29,19 @@ INVALIDATE_INODE = struct.Struct("=IiQQqq")
 ATTRIBUTES_OUT = struct.Struct("=IiQQI4xQQQQQQIIIIIIIIII")
 """with the header: seconds and nanoseconds of validity, then inode, size, blocks, atime, mtime, ctime, their nanoseconds,
 mode, nlink, uid, gid, rdev, blksize, flags"""
+ENTRY_OUT = struct.Struct("=IiQQQQQIIQQQQQQIIIIIIIIII")
+"""with the header: inode, generation, seconds of validity of the name and of the attributes, their nanoseconds, then as
+above"""
+OPEN_OUT = struct.Struct("=QII")
+"""fh, flags, padding"""
+CALLER = struct.Struct("=24xIII")
+"""of a request's header: uid, gid, pid"""
+RENAME_ARGUMENTS = struct.Struct("=Q")
+"""the new directory; then come the old name, a zero, the new name, and a zero"""
+CREATE_ARGUMENTS = struct.Struct("=IIII")
+"""flags, mode, umask, flags of the request; then comes the name, and a zero"""
+OPEN_ARGUMENTS = struct.Struct("=II")
+"""flags, flags of the request"""
 XATTR_ARGUMENTS = struct.Struct("=I4x")
 """size; then comes the name, and a zero"""
 
@@ -49,14 +62,19 @@ _NOTIFY_INVALIDATE_INODE = 2
 class Opcode(IntEnum):
     """The requests that the lane knows."""
 
+    LOOKUP = 1
     FORGET = 2
     GETATTR = 3
+    RENAME = 12
+    OPEN = 14
     READ = 15
     WRITE = 16
+    RELEASE = 18
     GETXATTR = 22
     FLUSH = 25
     INIT = 26
     READDIR = 28
+    CREATE = 35
     INTERRUPT = 36
     BATCH_FORGET = 42
     READDIRPLUS = 44
@@ -68,6 +86,13 @@ class InitFlag(IntFlag):
     MAX_PAGES = 1 << 22
     HANDLE_KILLPRIV_V2 = 1 << 28
     INIT_EXT = 1 << 30
+
+
+class OpenFlag(IntFlag):
+    """How the kernel is to treat an open file."""
+
+    DIRECT_IO = 1 << 0
+    KEEP_CACHE = 1 << 1
 
 
 class StatLike(Protocol):
@@ -99,9 +124,18 @@ class StatLike(Protocol):
     def st_blksize(self) -> int: ...
 
 
+class EntryLike(StatLike, Protocol):
+    """And for how many seconds the kernel may believe it."""
+
+    @property
+    def attr_timeout(self) -> float: ...
+    @property
+    def entry_timeout(self) -> float: ...
+
+
 class Request(NamedTuple):
-    """A request; the last three fields are those of READ and WRITE, and mean nothing in others, but that FLUSH has a
-    handle too.
+    """A request; the last three fields are those of READ and WRITE, and mean nothing in others, but that FLUSH and
+    RELEASE have a handle too.
     """
 
     length: int
@@ -133,18 +167,62 @@ def attributes_answer(unique: int, seconds: float, attributes: StatLike) -> byte
 
     :param seconds: for how long they are true
     """
-    a = attributes
-    atime, mtime, ctime = (divmod(ns, 10**9) for ns in (a.st_atime_ns, a.st_mtime_ns, a.st_ctime_ns))
+    whole = int(seconds)
     return ATTRIBUTES_OUT.pack(
-        ATTRIBUTES_OUT.size, 0, unique, int(seconds), int(seconds % 1 * 1e9),
-        a.st_ino, a.st_size, a.st_blocks, atime[0], mtime[0], ctime[0], atime[1], mtime[1], ctime[1],
-        a.st_mode, a.st_nlink, a.st_uid, a.st_gid, a.st_rdev, a.st_blksize, 0,
+        ATTRIBUTES_OUT.size, 0, unique, whole, int((seconds - whole) * 1e9), *_attributes(attributes)
+    )
+
+
+def entry_answer(unique: int, entry: EntryLike, opened: bytes = b"") -> bytes:
+    """The answer to LOOKUP: what a name stands for, or with inode 0 that it stands for nothing.
+
+    :param opened: what CREATE is answered with besides, see `opened`
+    """
+    name, attributes = int(entry.entry_timeout), int(entry.attr_timeout)
+    return (
+        ENTRY_OUT.pack(
+            ENTRY_OUT.size + len(opened), 0, unique, entry.st_ino, 0, name, attributes,
+            int((entry.entry_timeout - name) * 1e9), int((entry.attr_timeout - attributes) * 1e9),
+            *_attributes(entry),
+        )
+        + opened
     )  # fmt: skip
+
+
+def _attributes(of: StatLike) -> tuple[int, ...]:
+    (atime, a), (mtime, m), (ctime, c) = (
+        divmod(ns, 10**9) for ns in (of.st_atime_ns, of.st_mtime_ns, of.st_ctime_ns)
+    )
+    return (
+        of.st_ino, of.st_size, of.st_blocks, atime, mtime, ctime, a, m, c,
+        of.st_mode, of.st_nlink, of.st_uid, of.st_gid, of.st_rdev, of.st_blksize, 0,
+    )  # fmt: skip
+
+
+def opened(handle: int, flags: OpenFlag) -> bytes:
+    """How a file is open."""
+    return OPEN_OUT.pack(handle, flags, 0)
+
+
+def open_answer(unique: int, handle: int, flags: OpenFlag) -> bytes:
+    """The answer to OPEN."""
+    return OUT_HEADER.pack(OUT_HEADER.size + OPEN_OUT.size, 0, unique) + opened(handle, flags)
+
+
+def names_at(message: bytes, at: int) -> tuple[bytes, bytes]:
+    """Two names behind `at` bytes of a request's arguments."""
+    first, second, _ = message[IN_HEADER.size + at :].split(b"\0", 2)
+    return first, second
+
+
+def name_at(message: bytes | memoryview, at: int) -> bytes:
+    """A name behind `at` bytes of a request's arguments."""
+    return bytes(message[IN_HEADER.size + at :]).partition(b"\0")[0]
 
 
 def xattr_name(message: bytes | memoryview) -> bytes:
     """Which attribute a GETXATTR asks for."""
-    return bytes(message[IN_HEADER.size + XATTR_ARGUMENTS.size :]).partition(b"\0")[0]
+    return name_at(message, XATTR_ARGUMENTS.size)
 
 
 def error_answer(unique: int, number: int) -> bytes:

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import trio
 
 from blockdev.creating import CreateOptions, create_pool
+from blockdev.device import Begun
 from blockdev.errors import DeviceLost
 from blockdev.opening import Opened, OpenOptions, open_pool
 from blockdev.pool import Pool
@@ -64,6 +66,10 @@ class Handle:
     async def write_from(self, offset: int, buffer: memoryview) -> None:
         self.on_write(self, offset)
         await self._do(lambda: self.inner.write_from(offset, buffer))
+
+    def begin_write(self, offset: int, buffer: memoryview) -> Begun:
+        # Any moment until it is awaited is one at which it may reach the media.
+        return Begun(lambda: None, partial(self.write_from, offset, buffer))
 
     async def flush(self) -> None:
         await self._do(self.inner.flush)

@@ -17,6 +17,7 @@ import trio.testing
 from blockdev import file_device
 from blockdev.errors import DeviceClosed, DeviceError, DeviceLost, DeviceTimeout
 from blockdev.file_device import FileDevice, create_file, open_file_device
+from blockdev.kernel_aio import AioQueue
 from blockdev.memory import page_buffer
 from blockdev.raw_file import RawFile
 from blockdev.types import MIB, PAGE
@@ -438,3 +439,36 @@ async def test_blocks_of_512_bytes(tmp_path: Path) -> None:
         assert device.size == MIB + 512
         await device.write_from(MIB, page_buffer(512))
         await device.aclose()
+
+
+async def test_small_writes_take_no_thread(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = await open_file_device(path)
+    data = page_buffer(PAGE)
+    data[:] = os.urandom(PAGE)
+    with monkeypatch.context() as patch:
+        patch.setattr(trio.lowlevel, "start_thread_soon", lambda *_: pytest.fail("a thread was started"))
+        await device.write_from(PAGE, data)
+    assert path.read_bytes()[PAGE : 2 * PAGE] == data
+    assert device.statistics().running == 0
+    await device.aclose()
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.EOPNOTSUPP])
+async def test_what_the_kernel_would_not_begin_takes_a_thread_before_anybody_waits(
+    path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(AioQueue, "write", refuse)
+    device = await open_file_device(path)
+    data = page_buffer(32 * PAGE)
+    data[:] = os.urandom(32 * PAGE)
+    begun = device.begin_write(PAGE, data)
+    assert begun is not None
+    begun.start()
+    await until(lambda: path.read_bytes()[PAGE : 33 * PAGE] == data)
+    await begun.land()
+    assert (device.begin_write(0, data) is None) == (number == errno.EOPNOTSUPP)
+    assert device.statistics().zombies == 0
+    await device.aclose()

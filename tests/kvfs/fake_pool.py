@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Unpack
 
 import trio
 from xxhash import xxh3_64_intdigest
 
+from blockdev.device import Begun
 from blockdev.errors import ChecksumError, Exists, IsDirectory, Missing, NoSpace, NotEmpty, Raced, Unavailable
 from blockdev.layout import pack_descriptor
 from blockdev.publication import NewObject
@@ -63,6 +65,8 @@ class FakePool:
         self.on_gone: list[Callable[[Descriptor], None]] = []
         self.on_changed: list[Callable[[Foreign | None], None]] = []
         self.alone = True
+        self.begins = False
+        """Writes can be begun without waiting; they reach the media when they are awaited."""
         self.capacity = capacity
         self.lost: set[SlotRef] = set()
         """Slots on a device that is lost; writing to one fails."""
@@ -161,11 +165,19 @@ class FakePool:
         await self._step("reserve")
         if len(self.slots) >= self.capacity:
             raise NoSpace("full")
+        return self._reserved(length)
+
+    def _reserved(self, length: int) -> SlotRef:
         number = next(self._numbers)
         ref = SlotRef(DeviceNo(0), RegionNo(0), SlotNo(number), Generation(number))
         self.slots[ref] = bytearray(b"\xee" * self.slot_size(length))
         self.reserved.add(ref)
         return ref
+
+    def try_reserve(self, length: int) -> SlotRef | None:
+        if len(self.slots) >= self.capacity:
+            return None
+        return self._reserved(length)
 
     def is_lost(self, ref: SlotRef) -> bool:
         return ref in self.lost
@@ -188,6 +200,9 @@ class FakePool:
         assert ref in self.reserved, "given back while it was written"
         self.writes += 1
         self.slots[ref][at : at + len(data)] = data
+
+    def begin_write(self, ref: SlotRef, data: memoryview) -> Begun | None:
+        return Begun(lambda: None, partial(self.write, ref, data)) if self.begins else None
 
     async def read_reserved(self, ref: SlotRef, into: memoryview) -> None:
         assert ref in self.reserved

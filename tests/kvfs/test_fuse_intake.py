@@ -41,7 +41,8 @@ def lane_write(intake: Intake, offset: int, data: bytes, time_ns: int = 7) -> bo
     if place is None:
         return False
     put(place, start, data)
-    intake.leave(place, start, start + len(data), time_ns)
+    if intake.leave(place, start, start + len(data), time_ns):
+        intake.send(place.extent)
     return True
 
 

@@ -16,15 +16,13 @@ import shutil
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import xxhash
-
 from scripts.lib.mounts import Kvfs
+from scripts.lib.parts import parts
 from scripts.lib.sides import BLOCK, LARGE, MIB, RawFile, Side, random_memory
 
 if TYPE_CHECKING:
@@ -151,9 +149,10 @@ class _Bench:
             self._rows.add(f"{name}: write", "GB/s", self._raw.write(threads) / 1e9)
             self._rows.add(f"{name}: read", "GB/s", self._raw.read(threads) / 1e9)
         self._rows.add("the disk alone: write a page", "µs", self._raw.page() * 1e6)
-        begun = time.perf_counter()
-        xxhash.xxh3_64_intdigest(memoryview(self._payload)[:BLOCK])
-        self._rows.add("checksum of 4 MiB", "µs", (time.perf_counter() - begun) * 1e6)
+        for name, seconds in parts(self._folder, self._payload):
+            self._rows.add(f"part of a store: {name}", "µs", seconds * 1e6)
+        kvfs = self._sides[1]
+        self._rows.add("part of a store: a request that the lane answers", "µs", kvfs.missing() * 1e6)
 
 
 def _calls(rows: Rows, name: str, side: Side) -> None:
