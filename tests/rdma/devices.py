@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Awaitable, Callable
 
+from blockdev.device import Begun
 from blockdev.errors import DeviceClosed, DeviceError, DeviceTimeout
 from rdma.errors import NvmeError, TransportClosed, TransportError, TransportTimeout
 from rdma.initiator import Initiator
@@ -24,6 +25,9 @@ class Translated:
 
     async def write_from(self, offset: int, buffer: memoryview) -> None:
         await self._do(lambda: self.inner.write_from(offset, buffer))
+
+    def begin_write(self, offset: int, buffer: memoryview) -> Begun | None:
+        return None
 
     async def flush(self) -> None:
         await self._do(self.inner.flush)
