@@ -43,6 +43,7 @@ class Device(Protocol):
 
         :raises DeviceTimeout: the deadline passed; the buffer is not the caller's until `pending.done`. Without a
             `pending` it waited in the queue and has not begun
+        :raises DeviceGivenUp: the same, before the deadline
         :raises DeviceClosed, DeviceLost, DeviceError:
         """
 
@@ -65,6 +66,11 @@ class Device(Protocol):
         Does nothing where the device cannot.
 
         :raises DeviceTimeout, DeviceClosed, DeviceLost, DeviceError:
+        """
+
+    def give_up(self) -> None:
+        """Wait no longer for what is under way: it raises DeviceGivenUp, as it would DeviceTimeout; what comes later
+        raises DeviceLost. For who knows from elsewhere that nothing will answer.
         """
 
     async def aclose(self) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -19,11 +20,12 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from blockdev.device import check_span, check_transfer
-from blockdev.errors import DeviceClosed, DeviceError, DeviceLost, DeviceTimeout
+from blockdev.errors import DeviceClosed, DeviceError, DeviceGivenUp, DeviceLost, DeviceTimeout
 from blockdev.raw_file import RawFile, create_allocated, open_raw
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from outcome import Outcome
 
@@ -105,8 +107,11 @@ class FileDevice:
         self._limiter = trio.CapacityLimiter(queue_depth)
         self._zombie_limit = queue_depth // 2
         self._zombies: set[_Transfer] = set()
+        self._waiting: set[trio.CancelScope] = set()
+        """Of everybody who waits, for the queue or the kernel."""
         self._closed = False
         self._lost = False
+        self._given_up = False
 
     @property
     def name(self) -> str:
@@ -142,13 +147,18 @@ class FileDevice:
         self._check_writable()
         await self._operate(lambda: self._raw.discard(offset, length))
 
+    def give_up(self) -> None:
+        self._lost = self._given_up = True
+        for scope in self._waiting:
+            scope.cancel()
+
     async def aclose(self) -> None:
         if self._closed:
             await trio.lowlevel.cancel_shielded_checkpoint()
             return
         self._closed = True
         # The last close of a block device may wait for it: the same deadline as for any other call.
-        await _wait(_Transfer(self._raw.leave, lambda: None), trio.current_time() + self._io_timeout)
+        await _wait(_Transfer(self._raw.leave, lambda: None), _until(trio.current_time() + self._io_timeout))
 
     def statistics(self) -> FileDeviceStatistics:
         queue = self._limiter.statistics()
@@ -160,9 +170,8 @@ class FileDevice:
         if self._closed:
             raise DeviceClosed(self.name, errno.EBADF, "the device is closed")
         if self._lost:
-            raise DeviceLost(
-                self.name, errno.ENODEV, f"more than {self._zombie_limit} operations are stuck in it"
-            )
+            stuck = f"more than {self._zombie_limit} operations are stuck in it"
+            raise DeviceLost(self.name, errno.ENODEV, "it was given up" if self._given_up else stuck)
 
     def _check_writable(self) -> None:
         if not self._writable:
@@ -185,9 +194,10 @@ class FileDevice:
             pass
         else:
             return
-        with trio.move_on_at(deadline) as queued:
+        with self._patience(trio.CancelScope(deadline=deadline)) as queued:
             await self._limiter.acquire_on_behalf_of(transfer)
         if queued.cancelled_caught:
+            self._check_usable()
             raise self._timeout(None)
         try:
             self._check_usable()
@@ -195,9 +205,19 @@ class FileDevice:
             self._limiter.release_on_behalf_of(transfer)
             raise
 
+    @contextmanager
+    def _patience(self, scope: trio.CancelScope) -> Iterator[trio.CancelScope]:
+        """Enter a scope that ends when the device is given up."""
+        self._waiting.add(scope)
+        try:
+            with scope:
+                yield scope
+        finally:
+            self._waiting.discard(scope)
+
     async def _finish(self, transfer: _Transfer, deadline: float) -> None:
         try:
-            await _wait(transfer, deadline, self._settle)
+            await _wait(transfer, self._patience(_until(deadline)), self._settle)
         except _NoThread as error:
             self._raw.leave()
             self._settle(transfer)
@@ -223,6 +243,10 @@ class FileDevice:
         self._limiter.release_on_behalf_of(transfer)
 
     def _timeout(self, pending: _Transfer | None) -> DeviceTimeout:
+        if self._given_up:
+            return DeviceGivenUp(
+                self.name, errno.ETIMEDOUT, "it was given up with an operation in it", pending
+            )
         where = "in the kernel" if pending else "in the queue"
         return DeviceTimeout(
             self.name, errno.ETIMEDOUT, f"no answer in {self._io_timeout} s ({where})", pending
@@ -233,11 +257,19 @@ class _NoThread(Exception):
     """The work has not begun."""
 
 
-async def _wait(
-    transfer: _Transfer, deadline: float, settle: Callable[[_Transfer], None] | None = None
-) -> None:
-    """Run a transfer in a thread and wait for it, at most until `deadline`, whatever is cancelled.
+def _until(deadline: float) -> trio.CancelScope:
+    """A scope that nothing ends before the deadline but who cancels the scope itself."""
+    return trio.CancelScope(deadline=deadline, shield=True)
 
+
+async def _wait(
+    transfer: _Transfer,
+    patience: AbstractContextManager[object],
+    settle: Callable[[_Transfer], None] | None = None,
+) -> None:
+    """Run a transfer in a thread and wait for it while there is patience.
+
+    :param patience: a scope as `_until` makes it, which ends the wait
     :param settle: called in the trio thread when it has ended, however late
     :raises _NoThread:
     """
@@ -260,7 +292,7 @@ async def _wait(
         trio.lowlevel.start_thread_soon(transfer.work, deliver)
     except RuntimeError as error:
         raise _NoThread from error
-    with trio.CancelScope(deadline=deadline, shield=True):
+    with patience:
         await ended.wait()
 
 
@@ -312,7 +344,7 @@ async def _without_deadline(name: str, work: Callable[[], None]) -> None:
 async def _open_in_time(path: Path, *, writable: bool, io_timeout: float) -> RawFile:
     opened: list[RawFile] = []
     transfer = _Transfer(lambda: opened.append(open_raw(path, writable=writable)), lambda: None)
-    await _wait(transfer, trio.current_time() + io_timeout)
+    await _wait(transfer, _until(trio.current_time() + io_timeout))
     if not transfer.done:
         transfer.add_done_callback(lambda: _leave_all(opened))
         raise DeviceTimeout(str(path), errno.ETIMEDOUT, f"could not be opened in {io_timeout} s", transfer)

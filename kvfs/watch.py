@@ -67,6 +67,7 @@ class Watch:
         self._config = config
         self._fabric = fabric or targets.fabric()
         self._watched: dict[DeviceNo, _Watched] = {}
+        pool.media.on_failure.append(self._look_again)
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -97,6 +98,13 @@ class Watch:
         one.away += 1
         if one.away >= PATIENCE:
             self._media.mark_lost(number)
+
+    def _look_again(self, number: DeviceNo) -> None:
+        """An operation failed: a device that is out of reach now has been so for long enough."""
+        one = self._watched.get(number)
+        if one is not None and self._media.available(number):
+            one.away = max(one.away, PATIENCE - 1)
+            self._look(number, one)
 
     # ── coming back ──────────────────────────────────────────────────────────────────────────────────────
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import trio
 import trio.testing
 
-from blockdev.errors import DeviceClosed, DeviceTimeout
+from blockdev.errors import DeviceClosed, DeviceGivenUp, DeviceLost, DeviceTimeout
 from blockdev.memory import page_buffer
 from blockdev.types import KIB, PAGE
 
@@ -41,6 +41,7 @@ async def check_device(make: MakeDevice, *, stall: Stall | None = None) -> None:
         _check_flush_and_discard,
         _check_cancelled_before,
         _check_closed,
+        _check_given_up,
     ):
         device = await make(_LONG)
         await check(device)
@@ -49,6 +50,7 @@ async def check_device(make: MakeDevice, *, stall: Stall | None = None) -> None:
         for operation in (_read_one, _write_one, _flush_one, _discard_one):
             await _check_shield(await make(_LONG), stall, operation)
         await _check_deadline(await make(_SHORT), stall)
+        await _check_give_up_ends_waiting(await make(_LONG), stall)
         await _check_close_does_not_wait(await make(_SHORT), stall)
 
 
@@ -204,6 +206,42 @@ async def _check_closed(device: Device) -> None:
         except DeviceClosed:
             continue
         raise AssertionError(f"{operation.__name__[1:-4]} after close is a DeviceClosed")
+
+
+async def _check_given_up(device: Device) -> None:
+    device.give_up()
+    device.give_up()
+    for operation in (_read_one, _write_one, _flush_one, _discard_one):
+        try:
+            await operation(device)
+        except DeviceLost:
+            continue
+        raise AssertionError(f"{operation.__name__[1:-4]} after the device was given up is a DeviceLost")
+
+
+async def _check_give_up_ends_waiting(device: Device, stall: Stall) -> None:
+    ended: list[DeviceGivenUp] = []
+
+    async def read() -> None:
+        try:
+            await _read_one(device)
+        except DeviceGivenUp as error:
+            ended.append(error)
+
+    release = stall(device)
+    try:
+        with trio.fail_after(_LONG / 2):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(read)
+                await trio.testing.wait_all_tasks_blocked()
+                device.give_up()
+        assert ended, "a read that is under way when the device is given up is a DeviceGivenUp"
+        pending = ended[0].pending
+        assert pending is not None, "an operation that has begun leaves a `pending`"
+        assert not pending.done, "giving up does not end what is in the kernel"
+    finally:
+        release()
+    await device.aclose()
 
 
 async def _check_shield(device: Device, stall: Stall, operation: Callable[[Device], Awaitable[None]]) -> None:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Literal
 import trio
 
 from blockdev.device import check_span, check_transfer
-from blockdev.errors import DeviceClosed, DeviceError, DeviceLost, DeviceTimeout
+from blockdev.errors import DeviceClosed, DeviceError, DeviceGivenUp, DeviceLost, DeviceTimeout
 from blockdev.testing.faults import Fault, LatePending, Operation, RandomFaults
 from blockdev.testing.memory import SparseBytes
 from blockdev.types import MIB, PAGE
@@ -91,6 +91,9 @@ class FaultyDevice:
         self._in_flight: dict[_Write, None] = {}
         self._scripts: list[_Script] = []
         self._stopped: tuple[type[DeviceClosed | DeviceLost], str] | None = None
+        self._given_up = False
+        self._waiting: set[trio.CancelScope] = set()
+        """Of the callers of what is delayed."""
         self._thawed: trio.Event | None = None
         self._released = trio.Event()
         self._late = 0
@@ -155,6 +158,11 @@ class FaultyDevice:
                 self._keep([_Write(offset, bytes(length))])
 
         await self._operate(Operation.DISCARD, offset, length, effect)
+
+    def give_up(self) -> None:
+        self._given_up = True
+        for scope in self._waiting:
+            scope.cancel()
 
     async def aclose(self) -> None:
         if self._stopped is None:
@@ -279,6 +287,8 @@ class FaultyDevice:
         if self._stopped is not None:
             error, reason = self._stopped
             raise error(self.name, errno.EBADF if error is DeviceClosed else errno.ENODEV, reason)
+        if self._given_up:
+            raise DeviceLost(self.name, errno.ENODEV, "it was given up")
 
     def _fate(self, operation: Operation, offset: int, length: int) -> Fault:
         for script in self._scripts:
@@ -314,12 +324,15 @@ class FaultyDevice:
         if write is not None:
             self._in_flight[write] = None
         released = self._released
+        patience = trio.CancelScope(deadline=trio.current_time() + self._io_timeout)
+        self._waiting.add(patience)
         with trio.CancelScope(shield=True):
-            in_time = await self._pass(min(fault.delay, self._io_timeout), released)
+            left = await self._pass(fault.delay, released, patience)
             await self._wait_until_thawed()
+        self._waiting.discard(patience)
         self._raise_if_gone()
-        if fault.delay > self._io_timeout and not in_time:
-            self._go_on_late(fault, effect, released)
+        if left:
+            self._go_on_late(fault, effect, left, released)
         effect(fault)
         if fault.errno:
             raise DeviceError(self.name, fault.errno, os.strerror(fault.errno))
@@ -329,33 +342,40 @@ class FaultyDevice:
         if self._is_lost:
             self._check_usable()
 
-    async def _pass(self, delay: float, released: trio.Event) -> bool:
-        """Let time pass; whether `release` ended it early."""
+    async def _pass(self, delay: float, released: trio.Event, patience: trio.CancelScope) -> float:
+        """Let time pass; seconds of the delay that are left when patience ends. `release` leaves none."""
         if not delay:
             await trio.lowlevel.checkpoint()
-            return False
-        with trio.move_on_after(delay) as waiting:
+            return 0.0
+        until = trio.current_time() + delay
+        patience.deadline = min(patience.deadline, until)
+        with patience:
             await released.wait()
-        return not waiting.cancelled_caught
+            return 0.0
+        return max(0.0, until - trio.current_time())
 
     async def _wait_until_thawed(self) -> None:
         while self._thawed is not None:
             await self._thawed.wait()
 
-    def _go_on_late(self, fault: Fault, effect: Callable[[Fault], None], released: trio.Event) -> None:
+    def _go_on_late(
+        self, fault: Fault, effect: Callable[[Fault], None], left: float, released: trio.Event
+    ) -> None:
+        """For `left` seconds more. :raises DeviceTimeout:"""
         pending = LatePending()
-        trio.lowlevel.spawn_system_task(self._finish_late, fault, effect, pending, released)
+
+        async def finish() -> None:
+            await self._pass(left, released, trio.CancelScope())
+            await self._wait_until_thawed()
+            if not self._is_lost:
+                effect(fault)
+            self._late -= 1
+            pending.finish()
+
+        trio.lowlevel.spawn_system_task(finish)
         self._late += 1
+        if self._given_up:
+            raise DeviceGivenUp(self.name, errno.ETIMEDOUT, "it was given up", pending)
         if self._late > self.late_limit:
             self._stopped = (DeviceLost, "too many operations are stuck")
         raise DeviceTimeout(self.name, errno.ETIMEDOUT, f"no answer in {self._io_timeout} s", pending)
-
-    async def _finish_late(
-        self, fault: Fault, effect: Callable[[Fault], None], pending: LatePending, released: trio.Event
-    ) -> None:
-        await self._pass(fault.delay - self._io_timeout, released)
-        await self._wait_until_thawed()
-        if not self._is_lost:
-            effect(fault)
-        self._late -= 1
-        pending.finish()

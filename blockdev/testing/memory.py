@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from blockdev.device import check_span, check_transfer
-from blockdev.errors import DeviceClosed
+from blockdev.errors import DeviceClosed, DeviceLost
 from blockdev.types import KIB, PAGE
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ class MemoryDevice:
         self._name = name
         self._block_size = block_size
         self._closed = False
+        self._lost = False
 
     @property
     def name(self) -> str:
@@ -132,6 +133,9 @@ class MemoryDevice:
         await self._begin()
         self._media.zero(offset, length)
 
+    def give_up(self) -> None:
+        self._lost = True
+
     async def aclose(self) -> None:
         self._closed = True
         await trio.lowlevel.cancel_shielded_checkpoint()
@@ -146,4 +150,6 @@ class MemoryDevice:
     async def _begin(self) -> None:
         if self._closed:
             raise DeviceClosed(self.name, errno.EBADF, "the device is closed")
+        if self._lost:
+            raise DeviceLost(self.name, errno.ENODEV, "it was given up")
         await trio.lowlevel.checkpoint()

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 import trio
 from xxhash import xxh3_64_intdigest
 
-from blockdev.errors import ChecksumError, DeviceTimeout
+from blockdev.errors import ChecksumError, DeviceGivenUp, DeviceLost, DeviceTimeout, Unavailable
 from blockdev.memory import padded
 from blockdev.tasks import background
 from blockdev.types import PAGE, Descriptor, SlotRef, Xxh3
@@ -25,6 +25,10 @@ from kvfs.fuse.versions import Versions
 
 Still = Callable[[DraftExtent], Awaitable[None]]
 """Sees that no thread puts bytes into an extent."""
+
+
+LOSSES = (DeviceGivenUp, DeviceLost, Unavailable)
+"""What is tried again on another device. Not what met its deadline: two are longer than an operation may take."""
 
 
 class Saver:

@@ -15,7 +15,7 @@ import trio
 import trio.testing
 
 from blockdev import file_device
-from blockdev.errors import DeviceClosed, DeviceError, DeviceLost, DeviceTimeout
+from blockdev.errors import DeviceClosed, DeviceError, DeviceGivenUp, DeviceLost, DeviceTimeout
 from blockdev.file_device import FileDevice, create_file, open_file_device
 from blockdev.memory import page_buffer
 from blockdev.raw_file import RawFile
@@ -342,6 +342,31 @@ async def test_who_waits_in_the_queue_learns_of_loss_and_close(path: Path) -> No
         device.file.gate.set()
     assert device.file.calls == 1
     assert device.statistics().running == 0
+
+
+async def test_who_waits_in_the_queue_learns_that_it_is_given_up(path: Path) -> None:
+    device = GatedDevice(path, queue_depth=1)
+    device.file.gate.clear()
+    kinds = []
+
+    async def read() -> None:
+        try:
+            await device.read_into(0, page_buffer(PAGE))
+        except DeviceError as error:
+            kinds.append(type(error))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        await until(lambda: device.file.calls == 1)
+        nursery.start_soon(read)
+        await until(lambda: device.statistics().waiting == 1)
+        device.give_up()
+    assert set(kinds) == {DeviceGivenUp, DeviceLost}
+    assert device.file.calls == 1
+    assert device.statistics().zombies == 1
+    device.file.gate.set()
+    await until(lambda: device.statistics().running == 0)
+    await device.aclose()
 
 
 async def test_opening_has_a_deadline(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,12 +16,20 @@ from trio.testing import MockClock
 
 from blockdev import layout
 from blockdev.catalog import Trust
-from blockdev.errors import DeviceError, DeviceMismatch, DeviceTimeout, NoSpace, Unavailable
+from blockdev.errors import (
+    DeviceError,
+    DeviceGivenUp,
+    DeviceLost,
+    DeviceMismatch,
+    DeviceTimeout,
+    NoSpace,
+    Unavailable,
+)
 from blockdev.memory import page_buffer
 from blockdev.opening import Opened
 from blockdev.superblocks import read_superblock
 from blockdev.testing import Fault, Operation
-from blockdev.types import KIB, PAGE, ROOT, DeviceNo, Epoch, Kind, RegionHeader, SlotRef
+from blockdev.types import KIB, PAGE, ROOT, DeviceNo, Epoch, Kind, RegionHeader, RegionId, RegionNo, SlotRef
 from tests.blockdev.pools import (
     EXTENT,
     Bench,
@@ -62,6 +70,44 @@ async def two(folder: Path, expect_log: ExpectLog, regions: int = 4) -> AsyncIte
 async def names(opened: Opened) -> dict[bytes, bytes]:
     pool = opened.pool
     return {record.name: await content(pool, record) for record in pool.children(ROOT)}
+
+
+async def test_nobody_waits_for_a_device_that_is_lost(
+    tmp_path: Path, expect_log: ExpectLog, autojump_clock: MockClock
+) -> None:
+    """What is under way in it ends at once, and may still arrive."""
+    expect_log("device d1 is lost")
+    bench = await made(tmp_path, devices=2)
+    async with bench.open() as opened:
+        bench.devices[1].inject(Fault(delay=100.0), count=99)
+        media, began = opened.pool.media, trio.current_time()
+
+        async def read() -> None:
+            with pytest.raises(DeviceGivenUp):
+                await media.reload_header(RegionId(ONE, RegionNo(0)))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            await trio.testing.wait_all_tasks_blocked()
+            media.mark_lost(ONE)
+        assert trio.current_time() == began
+
+
+async def test_what_fails_on_a_device_that_is_found_to_be_lost_says_so(
+    tmp_path: Path, expect_log: ExpectLog
+) -> None:
+    expect_log("device d1 is lost")
+    bench = await made(tmp_path, devices=2)
+    async with bench.open() as opened:
+        media = opened.pool.media
+        bench.devices[1].inject(Fault(errno.EIO))
+        with pytest.raises(DeviceError, match="Input/output error"):
+            await media.reload_header(RegionId(ONE, RegionNo(0)))
+        assert media.available(ONE)
+        media.on_failure.append(media.mark_lost)
+        bench.devices[1].inject(Fault(errno.EIO))
+        with pytest.raises(DeviceLost, match="lost, after: d1: Input/output error"):
+            await media.reload_header(RegionId(ONE, RegionNo(0)))
 
 
 async def left_over(opened: Opened) -> set[SlotRef]:
