@@ -1,9 +1,11 @@
-"""Threads that write and read files for a while, and what they met.
+"""Threads that write and read files until SIGTERM, or for some seconds, and what they met.
 
-workload FOLDER SECONDS
+workload FOLDER [SECONDS]
 
-Each writes a file, renames it into place, and reads one that it wrote before; what is read must be what was written. Prints
-JSON: {"written", "read", "missed", "longest" (seconds of the longest call), "failed" {"write EIO": count}, "wrong"}.
+Each writes a file, renames it into place, and reads one that it wrote before; what is read must be what was written. Says
+"begun" when every thread has written all of its files, and at the end, as JSON: {"written", "read", "missed", "wrong",
+"longest" (seconds of the longest call), "calm" (of the longest one that was over before SIGUSR1, which tells what the
+machine can do), "failed" {"write EIO": count}}.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import errno
 import hashlib
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -22,28 +25,39 @@ from typing import TypeVar
 
 THREADS = 8
 FILES = 12
-SIZE = 1 << 20
+SIZE = 256 << 10
+PAUSE = 0.2
+"""Seconds between two rounds of a thread: it is about how long calls take, not how many there are."""
 
 _Result = TypeVar("_Result")
 
 
 class Thread(threading.Thread):
-    def __init__(self, folder: Path, number: int, end: float) -> None:
+    def __init__(self, folder: Path, number: int, end: threading.Event) -> None:
         super().__init__()
         self.folder, self.number, self.end = folder, number, end
+        self.begun = threading.Event()
         self.counts: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
-        self.longest = 0.0
+        self.longest = self.calm = 0.0
         self.contents: dict[int, set[int]] = {}
         """By file, the versions that it may have: a rename that failed may have happened."""
 
     def run(self) -> None:
         version = 0
-        while time.monotonic() < self.end:
+        while not self.end.wait(PAUSE if self.begun.is_set() else 0):
             version += 1
+            if version > FILES and not self.begun.is_set():
+                self.longest = 0.0  # they had no pauses
+                self.begun.set()
             number = version % FILES
             self.attempt(self.write, number, version)
-            self.attempt(self.read, version * 7 % FILES, 0)
+            if self.begun.is_set():
+                self.attempt(self.read, version * 7 % FILES, 0)
+
+    def note_calm(self) -> None:
+        """What was done up to now was done while nothing was wrong."""
+        self.calm, self.longest = self.longest, 0.0
 
     def attempt(self, what: Callable[[int, int], None], number: int, version: int) -> None:
         try:
@@ -93,22 +107,30 @@ def content(thread: int, number: int, version: int) -> bytes:
     return hashlib.shake_128(f"{thread} {number} {version}".encode()).digest(SIZE)
 
 
-def main(folder: Path, seconds: float) -> None:
-    end = time.monotonic() + seconds
+def main(folder: Path, seconds: float | None) -> None:
+    end = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: end.set())
     threads = [Thread(folder, number, end) for number in range(THREADS)]
+    signal.signal(signal.SIGUSR1, lambda *_: [thread.note_calm() for thread in threads])
     for thread in threads:
         thread.start()
+    for thread in threads:
+        thread.begun.wait()
+    print("begun", flush=True)
+    end.wait(seconds)
+    end.set()
     for thread in threads:
         thread.join()
     counts = sum((thread.counts for thread in threads), Counter[str]())
     print(
         json.dumps(
             {name: counts[name] for name in ("written", "read", "missed", "wrong")}
-            | {"longest": max(thread.longest for thread in threads)}
+            | {"longest": round(max(thread.longest for thread in threads), 3)}
+            | {"calm": round(max(thread.calm for thread in threads), 3)}
             | {"failed": sum((thread.failed for thread in threads), Counter[str]())}
         )
     )
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), float(sys.argv[2]))
+    main(Path(sys.argv[1]), float(sys.argv[2]) if sys.argv[2:] else None)
