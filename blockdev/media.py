@@ -15,7 +15,7 @@ import trio
 
 from blockdev import layout
 from blockdev.device import Device
-from blockdev.errors import DeviceError, DeviceLost, DeviceTimeout, Unavailable
+from blockdev.errors import DeviceError, DeviceGivenUp, DeviceLost, DeviceTimeout, Unavailable
 from blockdev.memory import PageBuffers
 from blockdev.pace import Pace
 from blockdev.tasks import for_each
@@ -69,8 +69,8 @@ class Media:
         self.devices: dict[DeviceNo, Attached] = {a.superblock.device_no: a for a in attached}
         self.on_lost: list[Callable[[DeviceNo], object]] = []
         """Called, between awaits, with a device that is not used any more."""
-        self.on_failure: list[Callable[[DeviceNo], object]] = []
-        """Called, between awaits, with a device that an operation failed on: it may be found to be lost."""
+        self.on_failure: list[Callable[[DeviceNo, DeviceError], object]] = []
+        """Called, between awaits, with a device and what an operation on it failed with: it may be found to be lost."""
         self.pace = Pace()
         """Tells work in the background when it may use the devices."""
         self.buffers = PageBuffers()
@@ -387,7 +387,7 @@ class Media:
         """Around an operation: what fails because the device is lost says so."""
         try:
             yield
-        except DeviceTimeout:
+        except DeviceGivenUp:
             raise
         except DeviceError as error:
             number = attached.superblock.device_no
@@ -395,8 +395,8 @@ class Media:
                 self.mark_lost(number)
                 raise
             for callback in self.on_failure:
-                callback(number)
-            if not attached.lost:
+                callback(number, error)
+            if isinstance(error, DeviceTimeout) or not attached.lost:
                 raise
             raise DeviceLost(error.device, error.errno, f"lost, after: {error}") from error
 

@@ -2,7 +2,7 @@
 
 The kernel knows within moments that the connection to a target is gone, while I/O to it waits for the connection to
 come back, up to `fast_io_fail`. A cache need not wait: the device counts as lost, so that its objects are misses and
-what is stored goes to the others. When the kernel has its connection back, or the device can be opened again, it is
+what is stored goes to the others. So it does when one operation did not end in time: no call is to wait for two. When the kernel has its connection back, or the device can be opened again, it is
 taken back after it was seen to be the one that was lost.
 """
 
@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from blockdev.errors import BlockError, FabricsError
+from blockdev.errors import BlockError, DeviceTimeout, FabricsError
 from blockdev.file_device import open_file_device
 from kvfs import targets
 from kvfs.devices import locate, settings_of
 
 if TYPE_CHECKING:
+    from blockdev.errors import DeviceError
     from blockdev.pool import Pool
     from blockdev.returning import Returning
     from blockdev.types import DeviceNo
@@ -99,12 +100,18 @@ class Watch:
         if one.away >= PATIENCE:
             self._media.mark_lost(number)
 
-    def _look_again(self, number: DeviceNo) -> None:
-        """An operation failed: a device that is out of reach now has been so for long enough."""
+    def _look_again(self, number: DeviceNo, error: DeviceError) -> None:
+        """An operation failed: a device that is out of reach now has been so for long enough.
+
+        One that did not answer is out of reach, whatever the kernel says of it: nobody else should wait as long.
+        """
         one = self._watched.get(number)
-        if one is not None and self._media.available(number):
-            one.away = max(one.away, PATIENCE - 1)
-            self._look(number, one)
+        if one is None or not self._media.available(number):
+            return
+        if isinstance(error, DeviceTimeout):
+            self._media.mark_lost(number)
+        one.away = max(one.away, PATIENCE - 1)
+        self._look(number, one)
 
     # ── coming back ──────────────────────────────────────────────────────────────────────────────────────
 

@@ -104,7 +104,7 @@ async def test_what_fails_on_a_device_that_is_found_to_be_lost_says_so(
         with pytest.raises(DeviceError, match="Input/output error"):
             await media.reload_header(RegionId(ONE, RegionNo(0)))
         assert media.available(ONE)
-        media.on_failure.append(media.mark_lost)
+        media.on_failure.append(lambda number, _: media.mark_lost(number))
         bench.devices[1].inject(Fault(errno.EIO))
         with pytest.raises(DeviceLost, match="lost, after: d1: Input/output error"):
             await media.reload_header(RegionId(ONE, RegionNo(0)))

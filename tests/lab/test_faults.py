@@ -100,10 +100,10 @@ def test_what_breaks_is_a_miss_and_comes_back(hot: Nodes, fault: Fault) -> None:
     assert seen["wrong"] == 0
     assert seen["read"] > 0
     # What was under way to the device fails, and is then not there to be renamed. Who reads meets a miss at worst.
-    assert seen["failed"].keys() <= {"write EIO", "write ENOENT"}, seen
-    assert seen["longest"] < DEADLINE + seen["calm"], seen
+    assert seen["failed"].keys() <= {"write EIO", "write ENOENT"}, json.dumps(seen)
+    assert seen["longest"] < DEADLINE + seen["calm"], json.dumps(seen)
     after: dict[str, Any] = {}
     with load(hot.gpu, after):
         hot.gpu.sh("sleep 3")
-    assert after["failed"] == {}, after
-    assert after["wrong"] == after["missed"] == 0, after
+    assert after["failed"] == {}, json.dumps(after)
+    assert after["wrong"] == after["missed"] == 0, json.dumps(after)

@@ -4,8 +4,8 @@ workload FOLDER [SECONDS]
 
 Each writes a file, renames it into place, and reads one that it wrote before; what is read must be what was written. Says
 "begun" when every thread has written all of its files, and at the end, as JSON: {"written", "read", "missed", "wrong",
-"longest" (seconds of the longest call), "calm" (of the longest one that was over before SIGUSR1, which tells what the
-machine can do), "failed" {"write EIO": count}}.
+"longest" (seconds of the longest call), "call" (which that was), "calm" (seconds of the longest one that was over before
+SIGUSR1, which tells what the machine can do), "failed" {"write EIO": count}}.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TypeVar
 
 THREADS = 8
-FILES = 12
+FILES = 4
 SIZE = 256 << 10
 PAUSE = 0.2
 """Seconds between two rounds of a thread: it is about how long calls take, not how many there are."""
@@ -39,7 +39,7 @@ class Thread(threading.Thread):
         self.begun = threading.Event()
         self.counts: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
-        self.longest = self.calm = 0.0
+        self.longest, self.call, self.calm = 0.0, "", 0.0
         self.contents: dict[int, set[int]] = {}
         """By file, the versions that it may have: a rename that failed may have happened."""
 
@@ -65,38 +65,38 @@ class Thread(threading.Thread):
         except OSError as error:
             self.failed[f"{what.__name__} {errno.errorcode.get(error.errno or 0, '?')}"] += 1
 
-    def timed(self, call: Callable[[], _Result]) -> _Result:
+    def timed(self, name: str, call: Callable[[], _Result]) -> _Result:
         began = time.monotonic()
         try:
             return call()
         finally:
-            self.longest = max(self.longest, time.monotonic() - began)
+            self.longest, self.call = max((self.longest, self.call), (time.monotonic() - began, name))
 
     def path(self, number: int) -> Path:
         return self.folder / f"{self.number}-{number}"
 
     def write(self, number: int, version: int) -> None:
         spare = self.folder / f"{self.number}.new"
-        file = self.timed(lambda: os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
+        file = self.timed("open", lambda: os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
         try:
-            self.timed(lambda: os.write(file, content(self.number, number, version)))
+            self.timed("write", lambda: os.write(file, content(self.number, number, version)))
         finally:
-            self.timed(lambda: os.close(file))
+            self.timed("close", lambda: os.close(file))
         self.contents.setdefault(number, set()).add(version)
-        self.timed(lambda: os.rename(spare, self.path(number)))  # noqa: PTH104
+        self.timed("rename", lambda: os.rename(spare, self.path(number)))  # noqa: PTH104
         self.contents[number] = {version}
         self.counts["written"] += 1
 
     def read(self, number: int, _: int) -> None:
         try:
-            file = self.timed(lambda: os.open(self.path(number), os.O_RDONLY))
+            file = self.timed("open", lambda: os.open(self.path(number), os.O_RDONLY))
         except FileNotFoundError:
             self.counts["missed"] += 1
             return
         try:
-            data = self.timed(lambda: os.read(file, SIZE))
+            data = self.timed("read", lambda: os.read(file, SIZE))
         finally:
-            self.timed(lambda: os.close(file))
+            self.timed("close", lambda: os.close(file))
         known = self.contents.get(number)
         if known is not None and data not in [content(self.number, number, version) for version in known]:
             self.counts["wrong"] += 1
@@ -122,10 +122,11 @@ def main(folder: Path, seconds: float | None) -> None:
     for thread in threads:
         thread.join()
     counts = sum((thread.counts for thread in threads), Counter[str]())
+    longest, call = max((thread.longest, thread.call) for thread in threads)
     print(
         json.dumps(
             {name: counts[name] for name in ("written", "read", "missed", "wrong")}
-            | {"longest": round(max(thread.longest for thread in threads), 3)}
+            | {"longest": round(longest, 3), "call": call}
             | {"calm": round(max(thread.calm for thread in threads), 3)}
             | {"failed": sum((thread.failed for thread in threads), Counter[str]())}
         )
