@@ -7,8 +7,9 @@
                             nvme1n1/         without: the namespace itself
            block/nvme1n1                     every namespace by its name
 
-Reading it costs microseconds and asks no target anything, so it also works while one does not answer. What vanishes
-while it is read is taken as not there.
+Reading it costs microseconds and asks no target anything, so it also works while one does not answer; but what is below
+`queue` is under a lock that may be held for as long as I/O is stuck, and is only looked at where it is asked for. What
+vanishes while it is read is taken as not there.
 """
 
 from __future__ import annotations
@@ -65,12 +66,10 @@ class Way:
 
     :ivar ana: how good it is, in the kernel's words (optimized, non-optimized, inaccessible, persistent-loss,
         change); empty where the target does not tell
-    :ivar io_timeout: seconds; None where the kernel does not tell
     """
 
     controller: str
     ana: str
-    io_timeout: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +167,28 @@ class Sysfs:
             ("ctrl_loss_tmo", -1 if timers.ctrl_loss is None else timers.ctrl_loss),
             ("fast_io_fail_tmo", timers.fast_io_fail),
         ):
-            (folder / name).write_text(f"{value}\n")
+            self.write(folder / name, str(value))
 
     def set_io_timeout(self, controller: str, seconds: float) -> None:
-        """How long commands of a connection's namespaces may take before it is torn down. :raises OSError:"""
+        """How long commands of a connection's namespaces may take before it is torn down. Where it is another time now,
+        waits for all I/O that is under way.
+
+        :raises OSError:
+        """
         for queue in self._queues(controller):
-            (queue / "io_timeout").write_text(f"{round(seconds * 1000)}\n")
+            if _number(queue / "io_timeout") != round(seconds * 1000):
+                with suppress(FileNotFoundError):  # a namespace that has vanished
+                    self.write(queue / "io_timeout", str(round(seconds * 1000)))
+
+    @staticmethod
+    def write(path: Path, text: str) -> None:
+        """Set an attribute. :raises OSError:"""
+        path.write_text(f"{text}\n")
+
+    def io_timeout(self, controller: str) -> float | None:
+        """Seconds; None where the kernel does not tell. May wait for I/O."""
+        times = [_number(queue / "io_timeout") for queue in self._queues(controller)]
+        return next((time / 1000 for time in times if time is not None), None)
 
     def _queues(self, controller: str) -> Iterator[Path]:
         for entry in _entries(self._root / "class/nvme" / controller):
@@ -221,9 +236,7 @@ class Sysfs:
             for entry in _entries(self._root / "class/nvme" / name):
                 instance = _PATH.fullmatch(entry.name) or re.fullmatch(r"nvme\d+n(\d+)", entry.name)
                 if instance is not None:
-                    milliseconds = _number(entry / "queue/io_timeout")
-                    timeout = None if milliseconds is None else milliseconds / 1000
-                    found.append((instance[1], Way(name, _read(entry / "ana_state") or "", timeout)))
+                    found.append((instance[1], Way(name, _read(entry / "ana_state") or "")))
         return found
 
 
@@ -240,10 +253,10 @@ def _namespace(folder: Path, ways: list[tuple[str, Way]]) -> Namespace | None:
 def _timers(folder: Path) -> Timers | None:
     keep_alive, delay = _number(folder / "kato"), _number(folder / "reconnect_delay")
     fast = _number(folder / "fast_io_fail_tmo")
-    loss = _read(folder / "ctrl_loss_tmo")
-    if keep_alive is None or delay is None or loss is None:
-        return None
+    loss = _read(folder / "ctrl_loss_tmo") or ""
     never = loss in ("off", "-1")
+    if keep_alive is None or delay is None or not (never or loss.isdecimal()):
+        return None
     return Timers(keep_alive, delay, -1 if fast is None else fast, None if never else int(loss))
 
 

@@ -24,15 +24,7 @@ LONG = 15
 SHORT = 5
 _FOLDER = f"/sys/kernel/config/nvmet/subsystems/{FIRST}"
 _PORT = "/sys/kernel/config/nvmet/ports/*/subsystems"
-_ALL_LIVE = """
-for attempt in $(seq 60); do
-    states=$(kvfs pool status hot -H -o state)
-    [ "$(grep -c live <<< "$states")" = 3 ] && exit
-    sleep 0.5
-done
-echo "$states"
-exit 1
-"""
+_ALL_LIVE = ("60", "live\n" * 3, "pool", "status", "hot", "-H", "-o", "state")
 
 
 class Fault(NamedTuple):
@@ -95,7 +87,7 @@ def test_what_breaks_is_a_miss_and_comes_back(hot: Nodes, fault: Fault) -> None:
         fault.breaks(hot)
         hot.gpu.sh(f"sleep {fault.seconds}")
         fault.mends(hot)
-        hot.gpu.sh(_ALL_LIVE, seconds=SECONDS)
+        hot.gpu.run("python3", "-m", "tests.lab.inside.until", *_ALL_LIVE, seconds=SECONDS)
         hot.gpu.sh("sleep 3")
     assert seen["wrong"] == 0
     assert seen["read"] > 0
