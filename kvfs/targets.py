@@ -27,6 +27,7 @@ from blockdev.errors import (
     WrongTransport,
 )
 from blockdev.nvme import (
+    CLOSED,
     LIVE,
     Controller,
     HostIdentity,
@@ -56,8 +57,6 @@ SET_TIMEOUT: Final = 10.0
 _LOOK: Final = 0.05
 """Seconds between two looks at sysfs while something is to appear there."""
 Health = Literal["live", "degraded", "connecting", "lost"]
-_CLOSED: Final = frozenset({"inaccessible", "persistent-loss", "change"})
-"""States (ANA) of a way that carries no I/O."""
 _COMING: Final = frozenset({LIVE, "new", "resetting", "connecting"})
 """States of a connection that may carry I/O again."""
 _AUTH: Final = ("auth", "key", "permission")
@@ -355,7 +354,7 @@ def health(subsystem: Subsystem, namespace: Namespace | None = None) -> Health:
     """How well a namespace, or a subsystem as a whole, can be reached now."""
     ways = subsystem.controllers
     if namespace is not None and namespace.ways:
-        names = {way.controller for way in namespace.ways if way.ana not in _CLOSED}
+        names = {way.controller for way in namespace.ways if way.ana not in CLOSED}
         ways = tuple(one for one in ways if one.name in names)
     live = sum(one.state == LIVE for one in ways)
     if live:

@@ -93,7 +93,7 @@ class Watch:
             self._watched[number] = _Watched(name, self._fabric.sysfs.holding(path) is not None)
 
     def _look(self, number: DeviceNo, one: _Watched) -> None:
-        if not one.over_fabrics or self._carries(self._media.devices[number].device.name):
+        if not one.over_fabrics or self._fabric.sysfs.carries(self._media.devices[number].device.name):
             one.away = 0
             return
         one.away += 1
@@ -117,8 +117,7 @@ class Watch:
 
     def _may_be_back(self, number: DeviceNo, one: _Watched) -> bool:
         """Whether it makes sense to try; while the kernel has the device and no way to it, that is known for nothing."""
-        path = self._media.devices[number].device.name
-        if self._fabric.sysfs.holding(path) is not None and not self._carries(path):
+        if self._fabric.sysfs.carries(self._media.devices[number].device.name) is False:
             return False
         return trio.current_time() >= one.retry_at
 
@@ -138,7 +137,7 @@ class Watch:
         (place,) = await locate([one.name], settings_of(self._config))
         if isinstance(place, FabricsError):
             raise place
-        if one.over_fabrics and not self._carries(str(place)):
+        if one.over_fabrics and not self._fabric.sysfs.carries(str(place)):
             raise FabricsError(f"{place}: no way to it is open")
         device = await open_file_device(place, io_timeout=self._config.io_timeout)
         try:
@@ -147,8 +146,3 @@ class Watch:
             if self._media.devices[number].device is not device:
                 with trio.CancelScope(shield=True):
                     await device.aclose()
-
-    def _carries(self, path: str) -> bool:
-        """Whether I/O to this block device goes anywhere."""
-        held = self._fabric.sysfs.holding(path)
-        return held is not None and targets.health(*held) in ("live", "degraded")

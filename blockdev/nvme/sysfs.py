@@ -29,9 +29,13 @@ from blockdev.nvme.records import Timers
 _SECTOR: Final = 512
 """Bytes; the unit of `size` in sysfs, whatever the device's own is."""
 _NAMESPACE: Final = re.compile(r"nvme\d+n\d+")
+_NAMED: Final = re.compile(r"nvme(\d+)n(\d+)")
+_CONTROLLER: Final = re.compile(r"nvme\d+")
 _PATH: Final = re.compile(r"nvme\d+c\d+n(\d+)")
 LIVE: Final = "live"
 """The state of a controller that answers."""
+CLOSED: Final = frozenset({"inaccessible", "persistent-loss", "change"})
+"""States (ANA) of a way that carries no I/O."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +152,32 @@ class Sysfs:
                 if namespace.name in names:
                     return subsystem, namespace
         return None
+
+    def carries(self, device: str) -> bool | None:
+        """Whether I/O to a block device goes anywhere now; None if it is not there, or not NVMe.
+
+        A few reads for each way, where `holding` takes hundreds: for who asks every moment.
+        """
+        match = _NAMED.fullmatch(Path(device).name) or _NAMED.fullmatch(Path(os.path.realpath(device)).name)
+        if match is None:
+            return None
+        name, instance, number = match.group(0, 1, 2)
+        subsystem = self._root / f"class/nvme-subsystem/nvme-subsys{instance}"
+        owner = self._root / f"class/nvme/nvme{instance}"  # without multipath
+        if _read(subsystem / name / "nsid") is not None:
+            ours = [entry for entry in _entries(subsystem) if _CONTROLLER.fullmatch(entry.name)]
+            ways = [(one.name, f"nvme{instance}c{one.name.removeprefix('nvme')}n{number}") for one in ours]
+        elif _read(owner / name / "nsid") is not None:
+            ways = [(owner.name, name)]
+        else:
+            return None
+        return any(self._is_open(*way) for way in ways)
+
+    def _is_open(self, controller: str, way: str) -> bool:
+        folder = self._root / "class/nvme" / controller
+        if _read(folder / "state") != LIVE or not (folder / way).exists():
+            return False
+        return _read(folder / way / "ana_state") not in CLOSED
 
     def has_rdma(self) -> bool:
         """Whether this host has an RDMA device."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from uuid import UUID
 
@@ -92,7 +93,28 @@ def test_without_multipath_a_namespace_belongs_to_its_controller(tmp_path: Path)
     ((namespace,),) = [one.namespaces for one in Sysfs(tmp_path).subsystems()]
     assert namespace.uuids == (UUID("ab" * 16),)
     assert [way.ana for way in namespace.ways] == ["optimized"]
+    assert Sysfs(tmp_path).carries("/dev/nvme0n1")
+    (tmp_path / "class/nvme/nvme0/state").write_text("resetting\n")
+    assert Sysfs(tmp_path).carries("/dev/nvme0n1") is False
     assert Sysfs(tmp_path).io_timeout("nvme0") == 5.0
+
+
+def test_whether_a_device_carries_io(multipath: Sysfs, tmp_path: Path) -> None:
+    (tmp_path / "by-id").symlink_to("/dev/nvme1n1")
+    ways = [tmp_path / "class/nvme/nvme1", tmp_path / "class/nvme/nvme4"]
+    assert multipath.carries("/dev/nvme1n1")
+    assert multipath.carries(str(tmp_path / "by-id"))
+    (ways[0] / "state").write_text("connecting\n")
+    assert multipath.carries("/dev/nvme1n1") is False, "the other way is inaccessible"
+    (ways[1] / "nvme1c4n1/ana_state").write_text("non-optimized\n")
+    assert multipath.carries("/dev/nvme1n1")
+    for way in ways:
+        shutil.rmtree(next(way.glob("nvme1c*")))
+    assert multipath.carries("/dev/nvme1n1") is False, "no way leads to it"
+    shutil.rmtree(tmp_path / "class/nvme-subsystem/nvme-subsys1/nvme1n1")
+    assert multipath.carries("/dev/nvme1n1") is None, "it was removed"
+    assert multipath.carries("/dev/nvme9n1") is None
+    assert multipath.carries("/dev/sda") is None
 
 
 def test_timers_are_set_and_read_back(multipath: Sysfs, tmp_path: Path) -> None:

@@ -37,7 +37,8 @@ def kvfs(guest: Guest, *commands: str) -> list[dict[str, Any]]:
 def ok(guest: Guest, *commands: str) -> list[str]:
     """Run commands that must succeed; what each printed."""
     answers = kvfs(guest, *commands)
-    assert [answer for answer in answers if answer["code"]] == []
+    failed = [answer for answer in answers if answer["code"]]
+    assert not failed, json.dumps(failed)
     return [str(answer["out"]) for answer in answers]
 
 
