@@ -133,12 +133,19 @@ class Watch:
         finally:
             one.returning = False
 
-    async def _open_and_take_back(self, number: DeviceNo, one: _Watched) -> None:
+    async def _place(self, known: str, one: _Watched) -> Path:
+        """Where the device is now; its target is connected again, if need be. :raises FabricsError:"""
+        if self._fabric.sysfs.carries(known):
+            return Path(known)  # as it was; that it is the same one is seen when it is read
         (place,) = await locate([one.name], settings_of(self._config))
         if isinstance(place, FabricsError):
             raise place
         if one.over_fabrics and not self._fabric.sysfs.carries(str(place)):
             raise FabricsError(f"{place}: no way to it is open")
+        return place
+
+    async def _open_and_take_back(self, number: DeviceNo, one: _Watched) -> None:
+        place = await self._place(self._media.devices[number].device.name, one)
         device = await open_file_device(place, io_timeout=self._config.io_timeout)
         try:
             await self._returning.take_back(number, device)
