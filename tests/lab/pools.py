@@ -42,6 +42,12 @@ def ok(guest: Guest, *commands: str) -> list[str]:
     return [str(answer["out"]) for answer in answers]
 
 
+def until(guest: Guest, wanted: str, command: str) -> None:
+    """Run a command until it prints what is wanted, for a minute at most."""
+    program = ("python3", "-m", "tests.lab.inside.until", "60", wanted, *command.split())
+    guest.run(*program, seconds=SECONDS)
+
+
 def uri(storage: Guest, nqn: str, transport: str = "tcp") -> str:
     """How the GPU node names a target."""
     return f"nvme+{transport}://{storage.address}:{SERVICES[transport]}/{nqn}"

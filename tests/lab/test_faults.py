@@ -15,7 +15,7 @@ import pytest
 
 from blockdev.file_device import IO_TIMEOUT
 from scripts.lib.lab.guest import Guest
-from tests.lab.pools import FIRST, MOUNT, SECOND, SECONDS, Nodes, export, ok, uri
+from tests.lab.pools import FIRST, MOUNT, SECOND, SECONDS, Nodes, export, ok, until, uri
 
 DEADLINE = IO_TIMEOUT + 1
 """Seconds that any call may take."""
@@ -24,7 +24,6 @@ LONG = 15
 SHORT = 5
 _FOLDER = f"/sys/kernel/config/nvmet/subsystems/{FIRST}"
 _PORT = "/sys/kernel/config/nvmet/ports/*/subsystems"
-_ALL_LIVE = ("60", "live\n" * 3, "pool", "status", "hot", "-H", "-o", "state")
 
 
 class Fault(NamedTuple):
@@ -87,7 +86,7 @@ def test_what_breaks_is_a_miss_and_comes_back(hot: Nodes, fault: Fault) -> None:
         fault.breaks(hot)
         hot.gpu.sh(f"sleep {fault.seconds}")
         fault.mends(hot)
-        hot.gpu.run("python3", "-m", "tests.lab.inside.until", *_ALL_LIVE, seconds=SECONDS)
+        until(hot.gpu, "live\n" * 3, "pool status hot -H -o state")
         hot.gpu.sh("sleep 3")
     assert seen["wrong"] == 0
     assert seen["read"] > 0

@@ -6,7 +6,7 @@ import json
 
 from scripts.lib.lab.guest import Guest
 from tests.kvfs.exporting import secret
-from tests.lab.pools import DRIVE, FIRST, SECOND, Nodes, export, host_nqn, kvfs, ok, uri
+from tests.lab.pools import DRIVE, FIRST, SECOND, Nodes, export, host_nqn, kvfs, ok, until, uri
 
 CLOSED = "nqn.2026-11.org.example:closed"
 KEYED = "nqn.2026-11.org.example:keyed"
@@ -23,17 +23,17 @@ def test_connecting(nodes: Nodes) -> None:
     export(nodes, "tcp", "rdma")
     for transport in ("tcp", "rdma"):
         target = uri(nodes.storage, FIRST, transport)
+        discover = f"target discover {target.removesuffix('/' + FIRST)} --json"
+        offered = json.loads(ok(nodes.gpu, discover, *[f"target connect {target}"] * 2)[0])
+        until(nodes.gpu, "1\n2\n", "target list -H -o namespace")  # the kernel looks for them by itself
         answers = ok(
             nodes.gpu,
-            f"target discover {target.removesuffix('/' + FIRST)} --json",
-            f"target connect {target}",
-            f"target connect {target}",
             "target list --json",
             "target status --json",
             f"target disconnect {FIRST}",
             "target list --json",
         )
-        offered, _, _, listed, status, _, gone = (json.loads(out or "{}") for out in answers)
+        listed, status, _, gone = (json.loads(out or "{}") for out in answers)
         assert {one["nqn"] for one in offered["targets"]} == {FIRST, SECOND}
         namespaces = [(one["namespace"], one["size"], one["state"]) for one in listed["namespaces"]]
         assert namespaces == [(1, DRIVE, "live"), (2, DRIVE, "live")]
