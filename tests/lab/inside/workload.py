@@ -111,7 +111,12 @@ def main(folder: Path, seconds: float | None) -> None:
     end = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: end.set())
     threads = [Thread(folder, number, end) for number in range(THREADS)]
-    signal.signal(signal.SIGUSR1, lambda *_: [thread.note_calm() for thread in threads])
+
+    def note_calm(*_: object) -> None:
+        for thread in threads:
+            thread.note_calm()
+
+    signal.signal(signal.SIGUSR1, note_calm)
     for thread in threads:
         thread.start()
     for thread in threads:
