@@ -21,6 +21,7 @@ from tests.lab.pools import (
     kvfs,
     ok,
     prepare_gpu,
+    until,
     uri,
 )
 from tests.test_project import ROOT
@@ -70,7 +71,12 @@ def second(nodes: Nodes) -> Iterator[Guest]:
     export(nodes, "tcp")
     storage = nodes.storage
     storage.sh("modprobe -a nvme-tcp fuse; mkdir -p /mnt/other")
-    ok(storage, f"export add {FIRST} --host {host_nqn(storage)}")
+    ok(
+        storage,
+        f"export add {FIRST} --host {host_nqn(storage)}",
+        f"target connect {uri(storage, FIRST)}",
+    )
+    until(storage, "1\n2\n", "target list -H -o namespace")
     yield storage
     ok(storage, f"target disconnect {FIRST}")
 
