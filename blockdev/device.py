@@ -18,7 +18,8 @@ class Begun(NamedTuple):
     start: Callable[[], None]
     """Gives it to the device; to be called at once, by any thread."""
     land: Callable[[], Awaitable[None]]
-    """Waits for it; to be awaited once. Raises what `Device.write_from` does."""
+    """Waits for it; to be awaited once, even if the device was given up or closed meanwhile. Raises what
+    `Device.write_from` does."""
 
 
 class Device(Protocol):
@@ -53,6 +54,7 @@ class Device(Protocol):
 
         :raises DeviceTimeout: the deadline passed; the buffer is not the caller's until `pending.done`. Without a
             `pending` it waited in the queue and has not begun
+        :raises DeviceGivenUp: the same, before the deadline
         :raises DeviceClosed, DeviceLost, DeviceError:
         """
 
@@ -61,12 +63,13 @@ class Device(Protocol):
         after `flush`.
 
         :raises DeviceTimeout: the deadline passed; the media may still change until `pending.done`
+        :raises DeviceGivenUp: the same, before the deadline
         :raises DeviceClosed, DeviceLost, DeviceError:
         """
 
     def begin_write(self, offset: int, buffer: memoryview) -> Begun | None:
         """As `write_from`, for who must not wait; None if it has to. Also from another thread, while the trio thread
-        waits. The buffer must stay until the write has landed.
+        waits. The buffer must stay until the write has landed, or `pending.done` if it was given up.
 
         :raises DeviceClosed, DeviceLost, DeviceError:
         """
@@ -82,6 +85,12 @@ class Device(Protocol):
         Does nothing where the device cannot.
 
         :raises DeviceTimeout, DeviceClosed, DeviceLost, DeviceError:
+        """
+
+    def give_up(self) -> None:
+        """Wait no longer for what is under way, writes included that were begun and are not awaited yet: it raises
+        DeviceGivenUp, as it would DeviceTimeout; what comes later raises DeviceLost. For who knows from elsewhere that
+        nothing will answer.
         """
 
     async def aclose(self) -> None:

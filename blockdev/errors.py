@@ -3,6 +3,7 @@
 BlockError
 ├── DeviceError            an I/O failed: carries the device's name and errno
 │   ├── DeviceTimeout      its deadline passed; the buffer may still be written to: `pending` tells when not
+│   │   └── DeviceGivenUp  before the deadline, since the device was found to be lost
 │   ├── DeviceClosed       we closed it
 │   └── DeviceLost         it failed too often and is not tried any more
 ├── IntegrityError         bytes are not what was recorded
@@ -76,6 +77,10 @@ class DeviceTimeout(DeviceError):
     def __init__(self, device: str, errno: int, message: str, pending: Pending | None) -> None:
         super().__init__(device, errno, message)
         self.pending = pending
+
+
+class DeviceGivenUp(DeviceTimeout):
+    """The device was found to be lost while the operation was in it: sooner than the deadline, otherwise the same."""
 
 
 class DeviceClosed(DeviceError):

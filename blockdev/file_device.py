@@ -1,8 +1,8 @@
 """Files and kernel block devices as Devices: O_DIRECT, in threads, every operation with a deadline.
 
 An operation goes through three hands. The caller's task waits for a place in the device's queue (cancellable: nothing
-has begun), then for the thread (not cancellable, only the deadline gives up). The thread does the system call. When
-the caller has given up, what it started is a *zombie*: it keeps its place in the queue, its buffer and the
+has begun), then for the thread (not cancellable, only the deadline gives up, or `give_up`). The thread does the system
+call. When the caller has given up, what it started is a *zombie*: it keeps its place in the queue, its buffer and the
 file descriptor until the kernel returns. Too many zombies and the device is lost: waiting longer for
 each further operation would only stall the callers, and a miss is better than a stall.
 
@@ -15,6 +15,7 @@ import errno
 import logging
 import os
 import threading
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,11 +26,12 @@ from outcome import Error
 
 from blockdev.begun import BegunWrites, Unfinished
 from blockdev.device import Begun, check_span, check_transfer
-from blockdev.errors import DeviceClosed, DeviceError, DeviceLost, DeviceTimeout
+from blockdev.errors import DeviceClosed, DeviceError, DeviceGivenUp, DeviceLost, DeviceTimeout
 from blockdev.raw_file import RawFile, create_allocated, open_raw
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from outcome import Outcome
 
@@ -122,8 +124,11 @@ class FileDevice:
         self._limiter = trio.CapacityLimiter(queue_depth)
         self._zombie_limit = queue_depth // 2
         self._zombies: set[_Transfer] = set()
+        self._waiting: set[trio.CancelScope] = set()
+        """Of everybody who waits, for the queue or the kernel."""
         self._closed = False
         self._lost = False
+        self._given_up = False
 
     @property
     def name(self) -> str:
@@ -176,9 +181,12 @@ class FileDevice:
     def _ended(self, transfer: _Transfer, outcome: Outcome[None]) -> None:
         if isinstance(outcome, Error) and isinstance(outcome.error, Unfinished):
             try:
+                self._check_not_given_up()
                 _start(transfer, self._settle)  # at once: it may be long until somebody waits for it
             except _NoThread:
                 outcome = Error(OSError(errno.EAGAIN, "the system has no thread for it"))
+            except DeviceLost as error:
+                outcome = Error(error)
             else:
                 return
         transfer.finish(outcome)
@@ -187,7 +195,7 @@ class FileDevice:
 
     async def _land(self, transfer: _Transfer, deadline: float) -> None:
         """Wait for a write that was begun."""
-        with trio.CancelScope(deadline=deadline, shield=True):
+        with self._patience(_until(deadline)):
             await transfer.ended.wait()
         self._conclude(transfer)
 
@@ -200,6 +208,11 @@ class FileDevice:
         self._check_writable()
         await self._operate(lambda: self._raw.discard(offset, length))
 
+    def give_up(self) -> None:
+        self._lost = self._given_up = True
+        for scope in self._waiting:
+            scope.cancel()
+
     async def aclose(self) -> None:
         if self._closed:
             await trio.lowlevel.cancel_shielded_checkpoint()
@@ -208,7 +221,7 @@ class FileDevice:
         if self._begun is not None:
             self._begun.close()
         # The last close of a block device may wait for it: the same deadline as for any other call.
-        await _wait(_Transfer(self._raw.leave, lambda: None), trio.current_time() + self._io_timeout)
+        await _wait(_Transfer(self._raw.leave, lambda: None), _until(trio.current_time() + self._io_timeout))
 
     def statistics(self) -> FileDeviceStatistics:
         queue = self._limiter.statistics()
@@ -219,10 +232,14 @@ class FileDevice:
     def _check_usable(self) -> None:
         if self._closed:
             raise DeviceClosed(self.name, errno.EBADF, "the device is closed")
+        self._check_not_given_up()
         if self._lost:
-            raise DeviceLost(
-                self.name, errno.ENODEV, f"more than {self._zombie_limit} operations are stuck in it"
-            )
+            stuck = f"more than {self._zombie_limit} operations are stuck in it"
+            raise DeviceLost(self.name, errno.ENODEV, stuck)
+
+    def _check_not_given_up(self) -> None:
+        if self._given_up:
+            raise DeviceLost(self.name, errno.ENODEV, "it was given up")
 
     def _check_writable(self) -> None:
         if not self._writable:
@@ -245,9 +262,10 @@ class FileDevice:
             pass
         else:
             return
-        with trio.move_on_at(deadline) as queued:
+        with self._patience(trio.CancelScope(deadline=deadline)) as queued:
             await self._limiter.acquire_on_behalf_of(transfer)
         if queued.cancelled_caught:
+            self._check_not_given_up()
             raise self._timeout(None)
         try:
             self._check_usable()
@@ -255,9 +273,21 @@ class FileDevice:
             self._limiter.release_on_behalf_of(transfer)
             raise
 
+    @contextmanager
+    def _patience(self, scope: trio.CancelScope) -> Iterator[trio.CancelScope]:
+        """Enter a scope that ends when the device is given up, at once if it was."""
+        if self._given_up:
+            scope.cancel()
+        self._waiting.add(scope)
+        try:
+            with scope:
+                yield scope
+        finally:
+            self._waiting.discard(scope)
+
     async def _finish(self, transfer: _Transfer, deadline: float) -> None:
         try:
-            await _wait(transfer, deadline, self._settle)
+            await _wait(transfer, self._patience(_until(deadline)), self._settle)
         except _NoThread as error:
             self._raw.leave()
             self._settle(transfer)
@@ -287,6 +317,10 @@ class FileDevice:
         self._limiter.release_on_behalf_of(transfer)
 
     def _timeout(self, pending: _Transfer | None) -> DeviceTimeout:
+        if self._given_up:
+            return DeviceGivenUp(
+                self.name, errno.ETIMEDOUT, "it was given up with an operation in it", pending
+            )
         where = "in the kernel" if pending else "in the queue"
         return DeviceTimeout(
             self.name, errno.ETIMEDOUT, f"no answer in {self._io_timeout} s ({where})", pending
@@ -297,15 +331,24 @@ class _NoThread(Exception):
     """The work has not begun."""
 
 
-async def _wait(
-    transfer: _Transfer, deadline: float, settle: Callable[[_Transfer], None] | None = None
-) -> None:
-    """Run a transfer in a thread and wait for it, at most until `deadline`, whatever is cancelled.
+def _until(deadline: float) -> trio.CancelScope:
+    """A scope that nothing ends before the deadline but who cancels the scope itself."""
+    return trio.CancelScope(deadline=deadline, shield=True)
 
+
+async def _wait(
+    transfer: _Transfer,
+    patience: AbstractContextManager[object],
+    settle: Callable[[_Transfer], None] | None = None,
+) -> None:
+    """Run a transfer in a thread and wait for it while there is patience.
+
+    :param patience: a scope as `_until` makes it, which ends the wait
+    :param settle: called in the trio thread when it has ended, however late
     :raises _NoThread:
     """
     _start(transfer, settle)
-    with trio.CancelScope(deadline=deadline, shield=True):
+    with patience:
         await transfer.ended.wait()
 
 
@@ -398,7 +441,7 @@ async def _without_deadline(name: str, work: Callable[[], None]) -> None:
 async def _open_in_time(path: Path, *, writable: bool, io_timeout: float) -> RawFile:
     opened: list[RawFile] = []
     transfer = _Transfer(lambda: opened.append(open_raw(path, writable=writable)), lambda: None)
-    await _wait(transfer, trio.current_time() + io_timeout)
+    await _wait(transfer, _until(trio.current_time() + io_timeout))
     if not transfer.done:
         transfer.add_done_callback(lambda: _leave_all(opened))
         raise DeviceTimeout(str(path), errno.ETIMEDOUT, f"could not be opened in {io_timeout} s", transfer)

@@ -16,7 +16,7 @@ import trio
 
 from blockdev import layout
 from blockdev.device import Begun, Device
-from blockdev.errors import DeviceError, DeviceLost, DeviceTimeout, Unavailable
+from blockdev.errors import DeviceError, DeviceGivenUp, DeviceLost, DeviceTimeout, Unavailable
 from blockdev.memory import PageBuffers
 from blockdev.pace import Pace
 from blockdev.tasks import for_each
@@ -70,6 +70,8 @@ class Media:
         self.devices: dict[DeviceNo, Attached] = {a.superblock.device_no: a for a in attached}
         self.on_lost: list[Callable[[DeviceNo], object]] = []
         """Called, between awaits, with a device that is not used any more."""
+        self.on_failure: list[Callable[[DeviceNo, DeviceError], object]] = []
+        """Called, between awaits, with a device and what an operation on it failed with: it may be found to be lost."""
         self.pace = Pace()
         """Tells work in the background when it may use the devices."""
         self.buffers = PageBuffers()
@@ -112,6 +114,7 @@ class Media:
         attached = self.devices[device]
         if not attached.lost:
             attached.lost = True
+            attached.device.give_up()
             log.error(
                 "device %s is lost: its objects are misses until it is back",
                 attached.device.name,
@@ -372,11 +375,8 @@ class Media:
     # ── I/O with the loss of a device noticed ────────────────────────────────────────────────────────────
 
     async def _read(self, attached: Attached, offset: int, into: memoryview) -> None:
-        try:
+        with self._noticing_loss(attached):
             await attached.device.read_into(offset, into)
-        except DeviceLost:
-            self.mark_lost(attached.superblock.device_no)
-            raise
 
     async def _write(self, attached: Attached, offset: int, data: memoryview) -> None:
         with self._noticing(attached, offset):
@@ -385,15 +385,34 @@ class Media:
     @contextmanager
     def _noticing(self, attached: Attached, offset: int) -> Iterator[None]:
         """Around what changes media at `offset`: notice the loss of the device, and what may change it later."""
+        with self._noticing_loss(attached):
+            try:
+                yield
+            except DeviceTimeout:
+                geometry = attached.geometry
+                attached.late.add(RegionNo((offset - geometry.data_offset) // geometry.region_size))
+                raise
+
+    @contextmanager
+    def _noticing_loss(self, attached: Attached) -> Iterator[None]:
+        """Around an operation: what fails because the device is lost says so."""
         try:
             yield
-        except DeviceLost:
-            self.mark_lost(attached.superblock.device_no)
+        except DeviceGivenUp:
             raise
-        except DeviceTimeout:
-            geometry = attached.geometry
-            attached.late.add(RegionNo((offset - geometry.data_offset) // geometry.region_size))
-            raise
+        except DeviceError as error:
+            if not attached.lost:  # else it is known, and the device may be back, opened anew
+                self._tell(attached.superblock.device_no, error)
+            if isinstance(error, (DeviceLost, DeviceTimeout)) or not attached.lost:
+                raise
+            raise DeviceLost(error.device, error.errno, f"lost, after: {error}") from error
+
+    def _tell(self, device: DeviceNo, error: DeviceError) -> None:
+        if isinstance(error, DeviceLost):
+            self.mark_lost(device)
+            return
+        for callback in self.on_failure:
+            callback(device, error)
 
     async def aclose(self) -> None:
         """Close every device."""

@@ -27,6 +27,7 @@ from blockdev.errors import (
     WrongTransport,
 )
 from blockdev.nvme import (
+    CLOSED,
     LIVE,
     Controller,
     HostIdentity,
@@ -51,11 +52,11 @@ REACH_TIMEOUT: Final = 3.0
 """Seconds for a TCP connection to a target: without it, the kernel would try for two minutes."""
 APPEAR_TIMEOUT: Final = 10.0
 """Seconds for the namespaces of a target to become block devices, once it is connected."""
+SET_TIMEOUT: Final = 10.0
+"""Seconds for the kernel to take time-outs, which may wait for I/O that is under way."""
 _LOOK: Final = 0.05
 """Seconds between two looks at sysfs while something is to appear there."""
 Health = Literal["live", "degraded", "connecting", "lost"]
-_CLOSED: Final = frozenset({"inaccessible", "persistent-loss", "change"})
-"""States (ANA) of a way that carries no I/O."""
 _COMING: Final = frozenset({LIVE, "new", "resetting", "connecting"})
 """States of a connection that may carry I/O again."""
 _AUTH: Final = ("auth", "key", "permission")
@@ -218,14 +219,22 @@ class Fabric:
             raise FabricsError(
                 f"{portal}: {target.nqn} was connected, but the kernel does not show the connection"
             )
-        self._set_timeouts(controller, settings)
+        await self._set_timeouts(controller, settings)
 
-    def _set_timeouts(self, controller: Controller, settings: Settings) -> None:
-        """:raises FabricsError: the kernel does not take them"""
+    async def _set_timeouts(self, controller: Controller, settings: Settings) -> None:
+        """:raises FabricsError: the kernel does not take them, or is stuck with I/O"""
         wanted = settings.timers
+
         try:
             self.sysfs.set_timers(controller.name, wanted)
-            self.sysfs.set_io_timeout(controller.name, settings.io_timeout)
+            with trio.fail_after(SET_TIMEOUT):
+                await trio.to_thread.run_sync(
+                    self.sysfs.set_io_timeout, controller.name, settings.io_timeout, abandon_on_cancel=True
+                )
+        except trio.TooSlowError:
+            raise FabricsError(
+                f"{controller.name}: its time-outs cannot be set: the kernel waits for I/O"
+            ) from None
         except OSError as error:
             raise FabricsError(
                 f"{controller.name}: its time-outs cannot be set: {error.strerror}; run as root"
@@ -282,7 +291,7 @@ class Fabric:
             deadline = trio.current_time() + APPEAR_TIMEOUT
             for name in wanted:
                 found[name] = refused or await self._appeared(name, deadline)
-            self._set_all(target, settings)
+            await self._set_all(target, settings)
 
         wanted = list(names)
         async with trio.open_nursery() as nursery:
@@ -323,12 +332,12 @@ class Fabric:
         await _seen(lambda: device.exists() or None, deadline)  # udev makes it a moment later
         return device
 
-    def _set_all(self, target: Target, settings: Settings) -> None:
+    async def _set_all(self, target: Target, settings: Settings) -> None:
         subsystem = self.sysfs.of(target)
         for controller in () if subsystem is None else subsystem.controllers:
             if controller.state == LIVE:
                 with suppress(FabricsError):  # it was possible a moment ago; now the connection is gone
-                    self._set_timeouts(controller, settings)
+                    await self._set_timeouts(controller, settings)
 
 
 def target_of(subsystem: Subsystem) -> Target:
@@ -345,7 +354,7 @@ def health(subsystem: Subsystem, namespace: Namespace | None = None) -> Health:
     """How well a namespace, or a subsystem as a whole, can be reached now."""
     ways = subsystem.controllers
     if namespace is not None and namespace.ways:
-        names = {way.controller for way in namespace.ways if way.ana not in _CLOSED}
+        names = {way.controller for way in namespace.ways if way.ana not in CLOSED}
         ways = tuple(one for one in ways if one.name in names)
     live = sum(one.state == LIVE for one in ways)
     if live:

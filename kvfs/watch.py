@@ -2,7 +2,7 @@
 
 The kernel knows within moments that the connection to a target is gone, while I/O to it waits for the connection to
 come back, up to `fast_io_fail`. A cache need not wait: the device counts as lost, so that its objects are misses and
-what is stored goes to the others. When the kernel has its connection back, or the device can be opened again, it is
+what is stored goes to the others. So it does when one operation did not end in time: no call is to wait for two. When the kernel has its connection back, or the device can be opened again, it is
 taken back after it was seen to be the one that was lost.
 """
 
@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from blockdev.errors import BlockError, FabricsError
+from blockdev.errors import BlockError, DeviceTimeout, FabricsError
 from blockdev.file_device import open_file_device
 from kvfs import targets
 from kvfs.devices import locate, settings_of
 
 if TYPE_CHECKING:
+    from blockdev.errors import DeviceError
     from blockdev.pool import Pool
     from blockdev.returning import Returning
     from blockdev.types import DeviceNo
@@ -67,6 +68,7 @@ class Watch:
         self._config = config
         self._fabric = fabric or targets.fabric()
         self._watched: dict[DeviceNo, _Watched] = {}
+        pool.media.on_failure.append(self._look_again)
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -91,19 +93,31 @@ class Watch:
             self._watched[number] = _Watched(name, self._fabric.sysfs.holding(path) is not None)
 
     def _look(self, number: DeviceNo, one: _Watched) -> None:
-        if not one.over_fabrics or self._carries(self._media.devices[number].device.name):
+        if not one.over_fabrics or self._fabric.sysfs.carries(self._media.devices[number].device.name):
             one.away = 0
             return
         one.away += 1
         if one.away >= PATIENCE:
             self._media.mark_lost(number)
 
+    def _look_again(self, number: DeviceNo, error: DeviceError) -> None:
+        """An operation failed: a device that is out of reach now has been so for long enough.
+
+        One that did not answer is out of reach, whatever the kernel says of it: nobody else should wait as long.
+        """
+        one = self._watched.get(number)
+        if one is None or not self._media.available(number):
+            return
+        if isinstance(error, DeviceTimeout):
+            self._media.mark_lost(number)
+        one.away = max(one.away, PATIENCE - 1)
+        self._look(number, one)
+
     # ── coming back ──────────────────────────────────────────────────────────────────────────────────────
 
     def _may_be_back(self, number: DeviceNo, one: _Watched) -> bool:
         """Whether it makes sense to try; while the kernel has the device and no way to it, that is known for nothing."""
-        path = self._media.devices[number].device.name
-        if self._fabric.sysfs.holding(path) is not None and not self._carries(path):
+        if self._fabric.sysfs.carries(self._media.devices[number].device.name) is False:
             return False
         return trio.current_time() >= one.retry_at
 
@@ -119,12 +133,19 @@ class Watch:
         finally:
             one.returning = False
 
-    async def _open_and_take_back(self, number: DeviceNo, one: _Watched) -> None:
+    async def _place(self, known: str, one: _Watched) -> Path:
+        """Where the device is now; its target is connected again, if need be. :raises FabricsError:"""
+        if self._fabric.sysfs.carries(known):
+            return Path(known)  # as it was; that it is the same one is seen when it is read
         (place,) = await locate([one.name], settings_of(self._config))
         if isinstance(place, FabricsError):
             raise place
-        if one.over_fabrics and not self._carries(str(place)):
+        if one.over_fabrics and not self._fabric.sysfs.carries(str(place)):
             raise FabricsError(f"{place}: no way to it is open")
+        return place
+
+    async def _open_and_take_back(self, number: DeviceNo, one: _Watched) -> None:
+        place = await self._place(self._media.devices[number].device.name, one)
         device = await open_file_device(place, io_timeout=self._config.io_timeout)
         try:
             await self._returning.take_back(number, device)
@@ -132,8 +153,3 @@ class Watch:
             if self._media.devices[number].device is not device:
                 with trio.CancelScope(shield=True):
                     await device.aclose()
-
-    def _carries(self, path: str) -> bool:
-        """Whether I/O to this block device goes anywhere."""
-        held = self._fabric.sysfs.holding(path)
-        return held is not None and targets.health(*held) in ("live", "degraded")

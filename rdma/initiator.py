@@ -133,12 +133,16 @@ class Initiator:
         with lent(self._fabric, data, len(data)) as (sgl, _):
             await self._operate("discard", lambda _: [wire.deallocate(self._nsid, 1, sgl)])
 
-    async def aclose(self) -> None:
+    def give_up(self) -> None:
         """Refuse everything from here on; what is under way ends with TransportClosed."""
         self._closed = True
         if self._session is not None:
             self._session.tear_down(TransportClosed(f"{self.name} was closed"))
         self._change(None)
+
+    async def aclose(self) -> None:
+        """As `give_up`."""
+        self.give_up()
         await trio.lowlevel.cancel_shielded_checkpoint()
 
     def _check(self, offset: int, buffer: memoryview, *, fill: bool) -> None:

@@ -20,9 +20,10 @@ from blockdev.nvme.names import (
 )
 from blockdev.nvme.records import Timers
 from blockdev.nvme.running import CommandRunner, Completed, run_nvme
-from blockdev.nvme.sysfs import LIVE, Controller, Namespace, Subsystem, Sysfs
+from blockdev.nvme.sysfs import CLOSED, LIVE, Controller, Namespace, Subsystem, Sysfs
 
 __all__ = [
+    "CLOSED",
     "LIVE",
     "CommandRunner",
     "Completed",

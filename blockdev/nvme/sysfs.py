@@ -7,8 +7,9 @@
                             nvme1n1/         without: the namespace itself
            block/nvme1n1                     every namespace by its name
 
-Reading it costs microseconds and asks no target anything, so it also works while one does not answer. What vanishes
-while it is read is taken as not there.
+Reading it costs microseconds and asks no target anything, so it also works while one does not answer; but what is below
+`queue` is under a lock that may be held for as long as I/O is stuck, and is only looked at where it is asked for. What
+vanishes while it is read is taken as not there.
 """
 
 from __future__ import annotations
@@ -28,9 +29,13 @@ from blockdev.nvme.records import Timers
 _SECTOR: Final = 512
 """Bytes; the unit of `size` in sysfs, whatever the device's own is."""
 _NAMESPACE: Final = re.compile(r"nvme\d+n\d+")
+_NAMED: Final = re.compile(r"nvme(\d+)n(\d+)")
+_CONTROLLER: Final = re.compile(r"nvme\d+")
 _PATH: Final = re.compile(r"nvme\d+c\d+n(\d+)")
 LIVE: Final = "live"
 """The state of a controller that answers."""
+CLOSED: Final = frozenset({"inaccessible", "persistent-loss", "change"})
+"""States (ANA) of a way that carries no I/O."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +70,10 @@ class Way:
 
     :ivar ana: how good it is, in the kernel's words (optimized, non-optimized, inaccessible, persistent-loss,
         change); empty where the target does not tell
-    :ivar io_timeout: seconds; None where the kernel does not tell
     """
 
     controller: str
     ana: str
-    io_timeout: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +153,32 @@ class Sysfs:
                     return subsystem, namespace
         return None
 
+    def carries(self, device: str) -> bool | None:
+        """Whether I/O to a block device goes anywhere now; None if it is not there, or not NVMe.
+
+        A few reads for each way, where `holding` takes hundreds: for who asks every moment.
+        """
+        match = _NAMED.fullmatch(Path(device).name) or _NAMED.fullmatch(Path(os.path.realpath(device)).name)
+        if match is None:
+            return None
+        name, instance, number = match.group(0, 1, 2)
+        subsystem = self._root / f"class/nvme-subsystem/nvme-subsys{instance}"
+        owner = self._root / f"class/nvme/nvme{instance}"  # without multipath
+        if _read(subsystem / name / "nsid") is not None:
+            ours = [entry for entry in _entries(subsystem) if _CONTROLLER.fullmatch(entry.name)]
+            ways = [(one.name, f"nvme{instance}c{one.name.removeprefix('nvme')}n{number}") for one in ours]
+        elif _read(owner / name / "nsid") is not None:
+            ways = [(owner.name, name)]
+        else:
+            return None
+        return any(self._is_open(*way) for way in ways)
+
+    def _is_open(self, controller: str, way: str) -> bool:
+        folder = self._root / "class/nvme" / controller
+        if _read(folder / "state") != LIVE or not (folder / way).exists():
+            return False
+        return _read(folder / way / "ana_state") not in CLOSED
+
     def has_rdma(self) -> bool:
         """Whether this host has an RDMA device."""
         return bool(_entries(self._root / "class/infiniband"))
@@ -168,12 +197,28 @@ class Sysfs:
             ("ctrl_loss_tmo", -1 if timers.ctrl_loss is None else timers.ctrl_loss),
             ("fast_io_fail_tmo", timers.fast_io_fail),
         ):
-            (folder / name).write_text(f"{value}\n")
+            self.write(folder / name, str(value))
 
     def set_io_timeout(self, controller: str, seconds: float) -> None:
-        """How long commands of a connection's namespaces may take before it is torn down. :raises OSError:"""
+        """How long commands of a connection's namespaces may take before it is torn down. Where it is another time now,
+        waits for all I/O that is under way.
+
+        :raises OSError:
+        """
         for queue in self._queues(controller):
-            (queue / "io_timeout").write_text(f"{round(seconds * 1000)}\n")
+            if _number(queue / "io_timeout") != round(seconds * 1000):
+                with suppress(FileNotFoundError):  # a namespace that has vanished
+                    self.write(queue / "io_timeout", str(round(seconds * 1000)))
+
+    @staticmethod
+    def write(path: Path, text: str) -> None:
+        """Set an attribute. :raises OSError:"""
+        path.write_text(f"{text}\n")
+
+    def io_timeout(self, controller: str) -> float | None:
+        """Seconds; None where the kernel does not tell. May wait for I/O."""
+        times = [_number(queue / "io_timeout") for queue in self._queues(controller)]
+        return next((time / 1000 for time in times if time is not None), None)
 
     def _queues(self, controller: str) -> Iterator[Path]:
         for entry in _entries(self._root / "class/nvme" / controller):
@@ -221,9 +266,7 @@ class Sysfs:
             for entry in _entries(self._root / "class/nvme" / name):
                 instance = _PATH.fullmatch(entry.name) or re.fullmatch(r"nvme\d+n(\d+)", entry.name)
                 if instance is not None:
-                    milliseconds = _number(entry / "queue/io_timeout")
-                    timeout = None if milliseconds is None else milliseconds / 1000
-                    found.append((instance[1], Way(name, _read(entry / "ana_state") or "", timeout)))
+                    found.append((instance[1], Way(name, _read(entry / "ana_state") or "")))
         return found
 
 
@@ -240,10 +283,10 @@ def _namespace(folder: Path, ways: list[tuple[str, Way]]) -> Namespace | None:
 def _timers(folder: Path) -> Timers | None:
     keep_alive, delay = _number(folder / "kato"), _number(folder / "reconnect_delay")
     fast = _number(folder / "fast_io_fail_tmo")
-    loss = _read(folder / "ctrl_loss_tmo")
-    if keep_alive is None or delay is None or loss is None:
-        return None
+    loss = _read(folder / "ctrl_loss_tmo") or ""
     never = loss in ("off", "-1")
+    if keep_alive is None or delay is None or not (never or loss.isdecimal()):
+        return None
     return Timers(keep_alive, delay, -1 if fast is None else fast, None if never else int(loss))
 
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import trio
 import trio.testing
 
-from blockdev.errors import DeviceClosed, DeviceTimeout
+from blockdev.errors import DeviceClosed, DeviceGivenUp, DeviceLost, DeviceTimeout
 from blockdev.memory import page_buffer
 from blockdev.types import KIB, PAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
-    from blockdev.device import Device
+    from blockdev.device import Begun, Device
+    from blockdev.errors import Pending
 
     MakeDevice = Callable[[float], Awaitable[Device]]
     Stall = Callable[[Device], Callable[[], None]]
@@ -40,7 +42,10 @@ async def check_device(make: MakeDevice, *, stall: Stall | None = None) -> None:
         _check_refusals,
         _check_flush_and_discard,
         _check_cancelled_before,
+        _check_begun,
         _check_closed,
+        _check_given_up,
+        _check_begun_when_given_up,
     ):
         device = await make(_LONG)
         await check(device)
@@ -49,7 +54,12 @@ async def check_device(make: MakeDevice, *, stall: Stall | None = None) -> None:
         for operation in (_read_one, _write_one, _flush_one, _discard_one):
             await _check_shield(await make(_LONG), stall, operation)
         await _check_deadline(await make(_SHORT), stall)
+        await _check_give_up_ends_waiting(await make(_LONG), stall)
         await _check_close_does_not_wait(await make(_SHORT), stall)
+        if await _begins(await make(_LONG)):
+            await _check_shield(await make(_LONG), stall, _begin_one)
+            await _check_begun_deadline(await make(_SHORT), stall)
+            await _check_give_up_ends_begun(await make(_LONG), stall)
 
 
 def _pattern(length: int, seed: int) -> memoryview:
@@ -58,6 +68,16 @@ def _pattern(length: int, seed: int) -> memoryview:
     for sector in range(0, length, 512):
         buffer[sector : sector + 512] = (sector + seed * 0x1000193).to_bytes(8, "little") * 64
     return buffer
+
+
+@contextmanager
+def _soon(what: str) -> Iterator[None]:
+    """Around what may be shielded: see that it does not take as long as the deadline of a device with a long one."""
+    began = trio.current_time()
+    try:
+        yield
+    finally:
+        assert trio.current_time() - began < _LONG / 2, what
 
 
 async def _content(device: Device, offset: int, length: int) -> bytes:
@@ -72,6 +92,13 @@ async def _read_one(device: Device) -> None:
 
 async def _write_one(device: Device) -> None:
     await device.write_from(0, page_buffer(PAGE))
+
+
+async def _begin_one(device: Device) -> None:
+    begun = device.begin_write(0, page_buffer(PAGE))
+    if begun is not None:
+        begun.start()
+        await begun.land()
 
 
 async def _flush_one(device: Device) -> None:
@@ -153,10 +180,15 @@ async def _check_refusals(device: Device) -> None:
     for what, offset, buffer in misuses:
         await _expect_value_error(f"write_from with {what}", device.write_from(offset, buffer))
         await _expect_value_error(f"read_into with {what}", device.read_into(offset, buffer))
+        await _expect_value_error(f"begin_write with {what}", _begin_at(device, offset, buffer))
     await _expect_value_error("read_into a read-only buffer", device.read_into(0, aligned.toreadonly()))
     for offset, length in ((block // 2, block), (0, block // 2), (last, 2 * block), (-block, block)):
         await _expect_value_error(f"discard of {length} at {offset}", device.discard(offset, length))
     assert await _content(device, 0, 2 * PAGE) == before, "what is refused has no effect"
+
+
+async def _begin_at(device: Device, offset: int, buffer: memoryview) -> None:
+    device.begin_write(offset, buffer)
 
 
 async def _expect_value_error(what: str, operation: Awaitable[None]) -> None:
@@ -195,15 +227,96 @@ async def _check_cancelled_before(device: Device) -> None:
     assert await _content(device, 0, PAGE) == first, "nothing goes on after Cancelled"
 
 
+async def _begins(device: Device) -> bool:
+    """Whether it begins writes at all: some never do, which is no mistake."""
+    await _begin_one(device)  # where the system has none, this is how it is found out
+    begun = device.begin_write(0, page_buffer(PAGE))
+    if begun is not None:
+        begun.start()
+        await begun.land()
+    await device.aclose()
+    return begun is not None
+
+
+async def _check_begun(device: Device) -> None:
+    length = 64 * KIB
+    buffers = [_pattern(length, index) for index in range(4)]
+    begun = [device.begin_write(index * length, buffer) for index, buffer in enumerate(buffers)]
+    for index, one in enumerate(begun):
+        if one is None:
+            await device.write_from(index * length, buffers[index])
+        else:
+            await trio.to_thread.run_sync(one.start)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        for one in reversed(begun):
+            if one is not None:
+                await one.land()
+    assert not scope.cancelled_caught, "a write that was begun is not cut short by cancellation"
+    for buffer in buffers:
+        buffer[:] = bytes(length)
+    for index in range(4):
+        assert await _content(device, index * length, length) == _pattern(length, index), (
+            "what has landed is there, and the buffer is the caller's again"
+        )
+
+
 async def _check_closed(device: Device) -> None:
     await device.aclose()
     await device.aclose()
-    for operation in (_read_one, _write_one, _flush_one, _discard_one):
+    for operation in (_read_one, _write_one, _begin_one, _flush_one, _discard_one):
         try:
             await operation(device)
         except DeviceClosed:
             continue
         raise AssertionError(f"{operation.__name__[1:-4]} after close is a DeviceClosed")
+
+
+async def _check_given_up(device: Device) -> None:
+    device.give_up()
+    device.give_up()
+    for operation in (_read_one, _write_one, _begin_one, _flush_one, _discard_one):
+        try:
+            await operation(device)
+        except DeviceLost:
+            continue
+        raise AssertionError(f"{operation.__name__[1:-4]} after the device was given up is a DeviceLost")
+
+
+async def _check_begun_when_given_up(device: Device) -> None:
+    begun = device.begin_write(0, page_buffer(PAGE))
+    if begun is None:
+        return
+    begun.start()
+    device.give_up()
+    with _soon("a write that was begun ends when the device is given up"), suppress(DeviceGivenUp):
+        await begun.land()  # it may have ended before
+
+
+async def _check_give_up_ends_waiting(device: Device, stall: Stall) -> None:
+    ended: list[DeviceGivenUp] = []
+
+    async def read() -> None:
+        try:
+            await _read_one(device)
+        except DeviceGivenUp as error:
+            ended.append(error)
+
+    release = stall(device)
+    try:
+        what = "a read that is under way when the device is given up is a DeviceGivenUp"
+        with _soon(what):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(read)
+                await trio.testing.wait_all_tasks_blocked()
+                device.give_up()
+        assert ended, what
+        pending = ended[0].pending
+        assert pending is not None, "an operation that has begun leaves a `pending`"
+        assert not pending.done, "giving up does not end what is in the kernel"
+    finally:
+        release()
+    await device.aclose()
 
 
 async def _check_shield(device: Device, stall: Stall, operation: Callable[[Device], Awaitable[None]]) -> None:
@@ -258,6 +371,66 @@ async def _check_deadline(device: Device, stall: Stall) -> None:
     assert pending.done, "`pending` is done when it says so"
     assert buffer in (data, bytes(PAGE)), "a late read fills the buffer or leaves it"
     assert await _content(device, 0, PAGE) == data, "the device works again"
+    await device.aclose()
+
+
+def _start_one(device: Device, offset: int = 0) -> Begun:
+    begun = device.begin_write(offset, page_buffer(PAGE))
+    assert begun is not None, "a device that begins writes does so while its queue has room"
+    begun.start()
+    return begun
+
+
+async def _land_late(begun: Begun, kind: type[DeviceTimeout]) -> Pending:
+    try:
+        with _soon(f"a write that was begun and has not ended is a {kind.__name__}"):
+            await begun.land()
+    except kind as error:
+        pending = error.pending
+    else:
+        raise AssertionError(f"a write that was begun and has not ended is a {kind.__name__}")
+    assert pending is not None, "a write that was begun leaves a `pending`"
+    assert not pending.done, "the kernel has the buffer until `pending` is done"
+    return pending
+
+
+async def _done(pending: Pending) -> None:
+    returned, token = trio.Event(), trio.lowlevel.current_trio_token()
+    pending.add_done_callback(lambda: token.run_sync_soon(returned.set))
+    with trio.fail_after(_LONG):
+        await returned.wait()
+    assert pending.done, "`pending` is done when it says so"
+
+
+async def _check_begun_deadline(device: Device, stall: Stall) -> None:
+    release = stall(device)
+    try:
+        pending = await _land_late(_start_one(device), DeviceTimeout)
+    finally:
+        release()
+    await _done(pending)
+    await _write_one(device)
+    await device.aclose()
+
+
+async def _check_give_up_ends_begun(device: Device, stall: Stall) -> None:
+    release, pending = stall(device), []
+    awaited, later = _start_one(device), _start_one(device, PAGE)
+
+    async def wait() -> None:
+        pending.append(await _land_late(awaited, DeviceGivenUp))
+
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await trio.testing.wait_all_tasks_blocked()
+            device.give_up()
+        stall(device)
+        pending.append(await _land_late(later, DeviceGivenUp))
+    finally:
+        release()
+    for one in pending:
+        await _done(one)
     await device.aclose()
 
 

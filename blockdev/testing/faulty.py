@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Literal
 import trio
 
 from blockdev.device import Begun, check_span, check_transfer
-from blockdev.errors import DeviceClosed, DeviceError, DeviceLost, DeviceTimeout
+from blockdev.errors import DeviceClosed, DeviceError, DeviceGivenUp, DeviceLost, DeviceTimeout
 from blockdev.testing.faults import Fault, LatePending, Operation, RandomFaults
 from blockdev.testing.memory import SparseBytes
 from blockdev.types import MIB, PAGE
@@ -92,6 +92,9 @@ class FaultyDevice:
         self._in_flight: dict[_Write, None] = {}
         self._scripts: list[_Script] = []
         self._stopped: tuple[type[DeviceClosed | DeviceLost], str] | None = None
+        self._given_up = False
+        self._waiting: set[trio.CancelScope] = set()
+        """Of the callers of what is delayed."""
         self._thawed: trio.Event | None = None
         self._released = trio.Event()
         self._late = 0
@@ -129,17 +132,24 @@ class FaultyDevice:
 
     async def write_from(self, offset: int, buffer: memoryview) -> None:
         check_transfer(self, offset, buffer, fill=False)
+        self._check_usable()
+        await trio.lowlevel.checkpoint_if_cancelled()
+        await self._write(offset, buffer)
+
+    def begin_write(self, offset: int, buffer: memoryview) -> Begun:
+        check_transfer(self, offset, buffer, fill=False)
+        self._check_usable()
+        # Any moment until it is awaited is one at which it may reach the media.
+        return Begun(lambda: None, partial(self._write, offset, buffer))
+
+    async def _write(self, offset: int, buffer: memoryview) -> None:
         write = _Write(offset, bytes(buffer))
 
         def effect(fault: Fault) -> None:
             del self._in_flight[write]
             self._keep(self._torn(write, self.block_size) if fault.errno else [write])
 
-        await self._operate(Operation.WRITE, offset, buffer.nbytes, effect, write)
-
-    def begin_write(self, offset: int, buffer: memoryview) -> Begun:
-        # Any moment until it is awaited is one at which it may reach the media.
-        return Begun(lambda: None, partial(self.write_from, offset, buffer))
+        await self._carry_out(Operation.WRITE, offset, buffer.nbytes, effect, write)
 
     async def flush(self) -> None:
         promised = self._returned
@@ -160,6 +170,11 @@ class FaultyDevice:
                 self._keep([_Write(offset, bytes(length))])
 
         await self._operate(Operation.DISCARD, offset, length, effect)
+
+    def give_up(self) -> None:
+        self._given_up = True
+        for scope in self._waiting:
+            scope.cancel()
 
     async def aclose(self) -> None:
         if self._stopped is None:
@@ -281,6 +296,11 @@ class FaultyDevice:
         return self._stopped is not None and self._stopped[0] is DeviceLost
 
     def _check_usable(self) -> None:
+        self._check_not_stopped()
+        if self._given_up:
+            raise DeviceLost(self.name, errno.ENODEV, "it was given up")
+
+    def _check_not_stopped(self) -> None:
         if self._stopped is not None:
             error, reason = self._stopped
             raise error(self.name, errno.EBADF if error is DeviceClosed else errno.ENODEV, reason)
@@ -302,6 +322,13 @@ class FaultyDevice:
         return Fault(errno.EIO if failed else 0, delay)
 
     async def _operate(
+        self, operation: Operation, offset: int, length: int, effect: Callable[[Fault], None]
+    ) -> None:
+        self._check_usable()
+        await trio.lowlevel.checkpoint_if_cancelled()
+        await self._carry_out(operation, offset, length, effect)
+
+    async def _carry_out(
         self,
         operation: Operation,
         offset: int,
@@ -309,22 +336,27 @@ class FaultyDevice:
         effect: Callable[[Fault], None],
         write: _Write | None = None,
     ) -> None:
-        self._check_usable()
-        await trio.lowlevel.checkpoint_if_cancelled()
+        """Of what has begun, also if the device was given up since."""
+        self._check_not_stopped()
         self.operations[operation] += 1
         if self.on_operation is not None:
             self.on_operation(operation, offset, length)
-            self._check_usable()
+            self._check_not_stopped()
         fault = self._fate(operation, offset, length)
         if write is not None:
             self._in_flight[write] = None
         released = self._released
+        patience = trio.CancelScope(deadline=trio.current_time() + self._io_timeout)
+        if self._given_up:
+            patience.cancel()
+        self._waiting.add(patience)
         with trio.CancelScope(shield=True):
-            in_time = await self._pass(min(fault.delay, self._io_timeout), released)
+            left = await self._pass(fault.delay, released, patience)
             await self._wait_until_thawed()
+        self._waiting.discard(patience)
         self._raise_if_gone()
-        if fault.delay > self._io_timeout and not in_time:
-            self._go_on_late(fault, effect, released)
+        if left:
+            self._go_on_late(fault, effect, left, released)
         effect(fault)
         if fault.errno:
             raise DeviceError(self.name, fault.errno, os.strerror(fault.errno))
@@ -332,35 +364,42 @@ class FaultyDevice:
     def _raise_if_gone(self) -> None:
         """An operation that was under way when the device was closed still ends; when it was lost it does not."""
         if self._is_lost:
-            self._check_usable()
+            self._check_not_stopped()
 
-    async def _pass(self, delay: float, released: trio.Event) -> bool:
-        """Let time pass; whether `release` ended it early."""
+    async def _pass(self, delay: float, released: trio.Event, patience: trio.CancelScope) -> float:
+        """Let time pass; seconds of the delay that are left when patience ends. `release` leaves none."""
         if not delay:
             await trio.lowlevel.checkpoint()
-            return False
-        with trio.move_on_after(delay) as waiting:
+            return 0.0
+        until = trio.current_time() + delay
+        patience.deadline = min(patience.deadline, until)
+        with patience:
             await released.wait()
-        return not waiting.cancelled_caught
+            return 0.0
+        return max(0.0, until - trio.current_time())
 
     async def _wait_until_thawed(self) -> None:
         while self._thawed is not None:
             await self._thawed.wait()
 
-    def _go_on_late(self, fault: Fault, effect: Callable[[Fault], None], released: trio.Event) -> None:
+    def _go_on_late(
+        self, fault: Fault, effect: Callable[[Fault], None], left: float, released: trio.Event
+    ) -> None:
+        """For `left` seconds more. :raises DeviceTimeout:"""
         pending = LatePending()
-        trio.lowlevel.spawn_system_task(self._finish_late, fault, effect, pending, released)
+
+        async def finish() -> None:
+            await self._pass(left, released, trio.CancelScope())
+            await self._wait_until_thawed()
+            if not self._is_lost:
+                effect(fault)
+            self._late -= 1
+            pending.finish()
+
+        trio.lowlevel.spawn_system_task(finish)
         self._late += 1
+        if self._given_up:
+            raise DeviceGivenUp(self.name, errno.ETIMEDOUT, "it was given up", pending)
         if self._late > self.late_limit:
             self._stopped = (DeviceLost, "too many operations are stuck")
         raise DeviceTimeout(self.name, errno.ETIMEDOUT, f"no answer in {self._io_timeout} s", pending)
-
-    async def _finish_late(
-        self, fault: Fault, effect: Callable[[Fault], None], pending: LatePending, released: trio.Event
-    ) -> None:
-        await self._pass(fault.delay - self._io_timeout, released)
-        await self._wait_until_thawed()
-        if not self._is_lost:
-            effect(fault)
-        self._late -= 1
-        pending.finish()

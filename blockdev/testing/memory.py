@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from blockdev.device import Begun, check_span, check_transfer
-from blockdev.errors import DeviceClosed
+from blockdev.errors import DeviceClosed, DeviceGivenUp, DeviceLost
 from blockdev.types import KIB, PAGE
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ class MemoryDevice:
         self._name = name
         self._block_size = block_size
         self._closed = False
+        self._lost = False
 
     @property
     def name(self) -> str:
@@ -126,8 +127,16 @@ class MemoryDevice:
         self._media.write(offset, bytes(buffer))
 
     def begin_write(self, offset: int, buffer: memoryview) -> Begun:
+        check_transfer(self, offset, buffer, fill=False)
+        self._check_usable()
+        return Begun(lambda: None, partial(self._land, offset, buffer))
+
+    async def _land(self, offset: int, buffer: memoryview) -> None:
         # Any moment until it is awaited is one at which it may reach the media.
-        return Begun(lambda: None, partial(self.write_from, offset, buffer))
+        await trio.lowlevel.cancel_shielded_checkpoint()
+        if self._lost:
+            raise DeviceGivenUp(self.name, errno.ETIMEDOUT, "it was given up with an operation in it", None)
+        self._media.write(offset, bytes(buffer))
 
     async def flush(self) -> None:
         await self._begin()
@@ -136,6 +145,9 @@ class MemoryDevice:
         check_span(self, offset, length)
         await self._begin()
         self._media.zero(offset, length)
+
+    def give_up(self) -> None:
+        self._lost = True
 
     async def aclose(self) -> None:
         self._closed = True
@@ -149,6 +161,11 @@ class MemoryDevice:
         return twin
 
     async def _begin(self) -> None:
+        self._check_usable()
+        await trio.lowlevel.checkpoint()
+
+    def _check_usable(self) -> None:
         if self._closed:
             raise DeviceClosed(self.name, errno.EBADF, "the device is closed")
-        await trio.lowlevel.checkpoint()
+        if self._lost:
+            raise DeviceLost(self.name, errno.ENODEV, "it was given up")

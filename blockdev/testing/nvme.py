@@ -24,6 +24,19 @@ _UNREACHABLE = "Failed to write to /dev/nvme-fabrics: Connection timed out\ncoul
 _NO_KEY = "Failed to write to /dev/nvme-fabrics: Required key not available\ncould not add new controller: pre-shared TLS key is missing\n"
 
 
+class _FolderAsSysfs(Sysfs):
+    @staticmethod
+    def write(path: Path, text: str) -> None:
+        _put(path, text)
+
+
+def _put(path: Path, text: str) -> None:
+    """The kernel's files are never seen half written, and others read meanwhile."""
+    spare = path.with_name(f".{path.name}")
+    spare.write_text(f"{text}\n")
+    spare.replace(path)
+
+
 @dataclass(slots=True)
 class FakeSubsystem:
     """A subsystem that a target offers.
@@ -76,7 +89,7 @@ class FakeFabric:
 
     @property
     def sysfs(self) -> Sysfs:
-        return Sysfs(self.folder / "sys", self.folder / "dev")
+        return _FolderAsSysfs(self.folder / "sys", self.folder / "dev")
 
     def serve(self, nqn: str, *portals: Portal, namespaces: Sequence[Path] = ()) -> FakeSubsystem:
         """Offer a subsystem; the files become its namespaces 1, 2, …"""
@@ -197,8 +210,8 @@ class FakeFabric:
                 path.unlink()
         for path, text in wanted.items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            if path not in kept:
-                path.write_text(text + "\n")
+            if path not in kept and not (path.exists() and path.read_text() == f"{text}\n"):
+                _put(path, text)
         for path, goal in links.items():
             path.unlink(missing_ok=True)
             path.symlink_to(goal)

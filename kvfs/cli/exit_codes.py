@@ -53,6 +53,7 @@ EXIT_CODES: dict[type[Exception], int] = {
     block.DeviceLost: 43,
     block.Unavailable: 44,
     block.NoSpace: 45,
+    block.DeviceGivenUp: 46,
     # what is on the media
     block.FormatError: 50,
     block.BadSuperblock: 51,

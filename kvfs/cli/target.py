@@ -266,7 +266,7 @@ async def _status(fabric: targets.Fabric, subsystems: Sequence[Subsystem]) -> li
     rows: list[Row] = []
     for subsystem in subsystems:
         for controller in subsystem.controllers:
-            row = _way(subsystem, controller)
+            row = _way(subsystem, controller) | {"io_timeout": fabric.sysfs.io_timeout(controller.name)}
             if controller.state == LIVE:
                 row |= await _drive(fabric, controller.name)
             rows.append(row)
@@ -284,7 +284,6 @@ def _way(subsystem: Subsystem, controller: Controller) -> Row:
         "service": controller.service,
         "ana": ",".join(dict.fromkeys(way.ana for way in ways if way.ana)),
         "nqn": subsystem.nqn,
-        "io_timeout": next((way.io_timeout for way in ways), None),
     }
     if timers is not None:
         row |= {"keep_alive": timers.keep_alive, "reconnect_delay": timers.reconnect_delay}

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from blockdev.device import Begun
+from blockdev.errors import BlockError
 from blockdev.types import PAGE, Descriptor, ExtentRef, SlotRef, Xxh3
 from kvfs.frame_table import Frame
 from kvfs.fuse.intake import Intake
@@ -74,6 +75,8 @@ class DraftExtent:
     :ivar frame: its newest bytes, if they are in memory
     :ivar written: which bytes of it are its own; those not written are the base's, or zeros, and undefined in the frame
     :ivar version: grows with every change of its bytes
+    :ivar loss: what a write to the slot failed with, if its device was lost: may arrive late, so the slot is not written
+        again, even if the device is back
     :ivar saved: what the slot holds, if all that there was then
     :ivar sending: what it will hold, if nothing goes wrong
     :ivar flight: the write of all of it that was begun without a task, if that was not awaited yet
@@ -88,6 +91,7 @@ class DraftExtent:
         "flight",
         "frame",
         "index",
+        "loss",
         "owner",
         "promised",
         "reach",
@@ -105,6 +109,7 @@ class DraftExtent:
         self.index = index
         self.slot: SlotRef | None = slot
         self.slot_size = owner.extent_size
+        self.loss: BlockError | None = None
         self.frame: Frame | None = None
         self.written = Ranges()
         self.version = 0

@@ -7,6 +7,7 @@ to fresh slots. A draft whose write failed is poisoned: it is never published ag
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -24,8 +25,11 @@ from kvfs.fuse.draft_reading import DraftReading
 from kvfs.fuse.intake import Intake, Soon
 from kvfs.fuse.memory import DraftMemory
 from kvfs.fuse.ports import PoolPort, Xattrs
+from kvfs.fuse.saving import LOSSES
 from kvfs.fuse.versions import Versions
 from kvfs.predecessors import Predecessors
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -276,10 +280,22 @@ class Draft:
             await self._publish(replace=replace)
         except (BlockError, FramesError) as error:
             self.content.fail(error)
+            self._let_extents_go((), published=False)
             raise
         return True
 
     async def _publish(self, *, replace: bool) -> None:
+        """On the devices that are there, also when one of them is lost on the way."""
+        try:
+            await self._publish_once(replace=replace)
+        except LOSSES as error:
+            self.check()  # of what is not in memory any more, nothing is left
+            log.info("%r is published again: %s", self.name, error)
+            for extent in self.content.extents.values():
+                extent.promised = False  # no record was made
+            await self._publish_once(replace=replace)
+
+    async def _publish_once(self, *, replace: bool) -> None:
         content, attributes = self.content, self.attributes
         if not self._mtime_set and content.size:
             attributes.mtime_ns = self._services.now_ns()
@@ -317,12 +333,14 @@ class Draft:
     async def _hand_over(self, new: NewObject) -> Descriptor:
         """Publish; the pool has the slots from here on, whatever becomes of it."""
         base, versions, content = self.content.base, self._services.versions, self.content
-        record = None
-        arrived = partial(self._services.memory.arrive, [*content.extents.values()]) if new.extents else None
+        own = [*content.extents.values()] if new.extents else []
+        arrived = partial(self._services.memory.arrive, own) if new.extents else None
         try:
             record = await self._services.pool.publish(new, arrived)
-        finally:
-            self._let_extents_go(new.extents, published=record is not None)
+        except BaseException as error:
+            self._services.memory.take_back(own, error)
+            raise
+        self._let_extents_go(new.extents, published=True)
         versions.forget(set(content.base_extents).difference(new.extents))
         versions.pin(record)
         if base is not None:

@@ -15,7 +15,7 @@ from functools import partial
 import trio
 from outcome import Outcome
 
-from blockdev.errors import BlockError, DeviceError, DeviceTimeout, NoSpace, Unavailable
+from blockdev.errors import BlockError, NoSpace
 from blockdev.locks import KeyedLocks
 from blockdev.types import SlotRef, Xxh3
 from kvfs.errors import FramesClosed, FramesError
@@ -23,7 +23,7 @@ from kvfs.frames import Frame, FrameCache
 from kvfs.fuse.content import DraftContent, DraftExtent, Flight, Saved
 from kvfs.fuse.draft_frames import DraftFrames
 from kvfs.fuse.ports import MustWait, PoolPort
-from kvfs.fuse.saving import Saver
+from kvfs.fuse.saving import LOSSES, Saver
 from kvfs.fuse.versions import Versions
 
 
@@ -267,7 +267,7 @@ class DraftMemory:
 
         try:
             async with self._hold(extent):
-                await self._leave_lost_device(extent)
+                await self._find_slot(extent)
                 if self._newest(extent) is None:
                     await self._load(extent)
                 await self._move_to_smaller(extent, extent.used)
@@ -279,7 +279,8 @@ class DraftMemory:
         except (BlockError, FramesError) as error:
             if not begun:
                 raise
-            extent.owner.fail(error)
+            if not isinstance(error, LOSSES):  # else the publication fails, and begins again with other slots
+                extent.owner.fail(error)
 
     @staticmethod
     def _newest(extent: DraftExtent) -> Saved | None:
@@ -299,6 +300,8 @@ class DraftMemory:
             async with self._hold(extent):
                 try:
                     extent.owner.check()
+                    if extent.loss is not None:
+                        raise extent.loss
                     if self._newest(extent) is None:  # who wrote it was cancelled
                         await self._load(extent)
                         await self._saver.save(extent)
@@ -317,6 +320,17 @@ class DraftMemory:
             alone = extent.owner.intake.shut(extent, lambda: None)
             assert alone
         return frame
+
+    def take_back(self, extents: Iterable[DraftExtent], error: BaseException) -> None:
+        """A publication failed that their slots were handed over to: the bytes in memory are the extents' again.
+
+        :param error: what it failed with; so do the drafts of which bytes are not in memory
+        """
+        for extent in extents:
+            if extent.frame is None:
+                cause = error if isinstance(error, Exception) else FramesClosed("it was cut short")
+                extent.owner.fail(cause)
+            extent.slot, extent.loss, extent.saved, extent.sent, extent.promised = None, None, None, 0, False
 
     def discard(self, extent: DraftExtent) -> None:
         """Let an extent go, now or as soon as whoever works on it is done: frame and slot are free again."""
@@ -345,9 +359,8 @@ class DraftMemory:
         """Wait for what was launched; what goes wrong is the draft's to tell."""
         try:
             await self._saver.land(extent)
-        except (DeviceError, Unavailable) as error:
-            if isinstance(error, DeviceTimeout) or not self._should_move(extent):
-                extent.owner.fail(error)  # else all of it is written elsewhere
+        except LOSSES:
+            pass  # all of it is written again, elsewhere; see `_should_move`, and `arrive` if it was promised
         except BlockError as error:
             extent.owner.fail(error)
 
@@ -390,31 +403,29 @@ class DraftMemory:
 
     async def _save(self, extent: DraftExtent, on_digest: Callable[[Saved], object] = lambda _: None) -> None:
         """Write all of an extent, which has a frame, to its slot; to another one if the device is lost under it."""
-        await self._leave_lost_device(extent)
+        await self._find_slot(extent)
         try:
             await self._saver.save(extent, on_digest)
-        except DeviceTimeout:
-            raise  # to write it again elsewhere would take longer than an operation may
-        except (DeviceError, Unavailable):
+        except LOSSES:
             if not self._should_move(extent):
                 raise
         else:
             return
-        await self._leave_lost_device(extent)
+        await self._find_slot(extent)
         await self._saver.save(extent, on_digest)
 
     def _should_move(self, extent: DraftExtent) -> bool:
-        """Whether its slot is on a device that is lost, and its bytes still in memory."""
-        if extent.slot is None or extent.frame is None or extent.promised:
+        """Whether it has no slot, or one whose device is or was lost, and its bytes are in memory."""
+        if extent.frame is None or extent.promised:
             return False
-        return self._pool.is_lost(extent.slot)
+        return extent.slot is None or extent.loss is not None or self._pool.is_lost(extent.slot)
 
-    async def _leave_lost_device(self, extent: DraftExtent) -> None:
-        """Take a slot on another device, if its own is on one that is lost and it can."""
+    async def _find_slot(self, extent: DraftExtent) -> None:
+        """Take another slot, if the extent has none, or one on a device that is or was lost, and it can."""
         if self._should_move(extent):
             slot = await self._reserve(extent.slot_size)
             self._give_back(extent)
-            extent.slot, extent.saved, extent.sent = slot, None, 0
+            extent.slot, extent.loss, extent.saved, extent.sent = slot, None, None, 0
 
     async def _save_quietly(self, extent: DraftExtent) -> None:
         """Save; what goes wrong is the draft's to tell."""
@@ -422,6 +433,8 @@ class DraftMemory:
             async with self._hold(extent):
                 if not extent.dead and extent.frame is not None and not extent.is_saved:
                     await self._save(extent)
+        except LOSSES as error:
+            self._bear(extent, error)
         except (BlockError, FramesError) as error:
             extent.owner.fail(error)
 
@@ -430,12 +443,16 @@ class DraftMemory:
         try:
             async with self._hold(extent):
                 if not extent.dead and extent.frame is not None and (stop := self._saver.part_of(extent)):
-                    await self._leave_lost_device(extent)
+                    await self._find_slot(extent)
                     await self._saver.send(extent, stop)
-        except (DeviceError, Unavailable) as error:
-            if isinstance(error, DeviceTimeout) or not self._should_move(extent):
-                extent.owner.fail(error)  # else all of it goes elsewhere, when it is whole
+        except LOSSES as error:
+            self._bear(extent, error)
         except (BlockError, FramesError) as error:
+            extent.owner.fail(error)
+
+    def _bear(self, extent: DraftExtent, error: BlockError) -> None:
+        """A device was lost under a write that nobody waits for: all of it goes elsewhere, when it is wanted there."""
+        if not (extent.promised or self._should_move(extent)):  # what was promised is for `arrive` to tell
             extent.owner.fail(error)
 
     # --- frames

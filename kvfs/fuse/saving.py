@@ -8,12 +8,20 @@ it is sent again from there on.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 import trio
 from xxhash import xxh3_64_intdigest
 
-from blockdev.errors import BlockError, ChecksumError, DeviceTimeout
+from blockdev.errors import (
+    BlockError,
+    ChecksumError,
+    DeviceGivenUp,
+    DeviceLost,
+    DeviceTimeout,
+    Unavailable,
+)
 from blockdev.memory import padded
 from blockdev.tasks import background
 from blockdev.types import PAGE, Descriptor, SlotRef, Xxh3
@@ -25,6 +33,10 @@ from kvfs.fuse.versions import Versions
 
 Still = Callable[[DraftExtent], Awaitable[None]]
 """Sees that no thread puts bytes into an extent."""
+
+
+LOSSES = (DeviceGivenUp, DeviceLost, Unavailable)
+"""What is tried again on another device. Not what met its deadline: two are longer than an operation may take."""
 
 
 class Saver:
@@ -59,7 +71,8 @@ class Saver:
         assert extent.slot is not None
         start, extent.reach = extent.sent, stop
         if start < stop:
-            await self._write(extent.slot, extent.frame, start, stop)
+            with self._noting_loss(extent):
+                await self._write(extent.slot, extent.frame, start, stop)
         extent.sent = extent.reach
 
     async def save(self, extent: DraftExtent, on_digest: Callable[[Saved], object] = lambda _: None) -> None:
@@ -103,7 +116,8 @@ class Saver:
         if flight is None:
             return
         try:
-            await flight.land()
+            with self._noting_loss(extent):
+                await flight.land()
         except DeviceTimeout as error:
             if error.pending is not None and extent.frame is not None:
                 self._frames.hold_until(extent.frame, error.pending)
@@ -151,6 +165,15 @@ class Saver:
             raise
         finally:
             self._under_way -= 1
+
+    @staticmethod
+    @contextmanager
+    def _noting_loss(extent: DraftExtent) -> Iterator[None]:
+        try:
+            yield
+        except LOSSES as error:
+            extent.loss = error
+            raise
 
     async def read_back(self, slot: SlotRef, saved: Saved, frame: Frame) -> None:
         """Fill a frame with what was saved. :raises BlockError:"""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from blockdev.begun import BegunWrites
 from blockdev.file_device import FileDevice
 from blockdev.raw_file import RawFile
 from blockdev.types import PAGE
@@ -71,9 +72,53 @@ class GatedFile(RawFile):
         super().discard(offset, length)
 
 
-class GatedDevice(FileDevice):
-    """A FileDevice that shows its GatedFile."""
+class GatedWrites(BegunWrites):
+    """Writes that are begun, whose ends the kernel does not tell between `hold` and `let_go`."""
 
-    def __init__(self, path: Path, *, io_timeout: float = 60.0, queue_depth: int = 4) -> None:
+    def __init__(self, depth: int) -> None:
+        super().__init__(depth, in_memory=False)
+        self._held: list[tuple[int, int]] | None = None
+
+    def hold(self) -> None:
+        self._held = self._held or []
+
+    def let_go(self) -> None:
+        held, self._held = self._held or [], None
+        for number, result in held:
+            super()._end(number, result)
+
+    def _end(self, number: int, result: int) -> None:
+        if self._held is None:
+            super()._end(number, result)
+        else:
+            self._held.append((number, result))
+
+
+class GatedDevice(FileDevice):
+    """A FileDevice that shows its GatedFile.
+
+    :param begun: it begins writes, which `hold` holds up, too
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        io_timeout: float = 60.0,
+        queue_depth: int = 4,
+        begun: GatedWrites | None = None,
+    ) -> None:
         self.file = GatedFile(path)
-        super().__init__(str(path), self.file, io_timeout=io_timeout, queue_depth=queue_depth)
+        self._gated = begun
+        super().__init__(str(path), self.file, io_timeout=io_timeout, queue_depth=queue_depth, begun=begun)
+
+    def hold(self) -> None:
+        """Let nothing end until `let_go`."""
+        self.file.gate.clear()
+        if self._gated is not None:
+            self._gated.hold()
+
+    def let_go(self) -> None:
+        self.file.gate.set()
+        if self._gated is not None:
+            self._gated.let_go()

@@ -88,6 +88,9 @@ class Handle:
         if self.dead:
             raise DeviceLost(self.name, errno.ENODEV, "its member was killed")
 
+    def give_up(self) -> None:
+        pass
+
     async def aclose(self) -> None:
         pass
 

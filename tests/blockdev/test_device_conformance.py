@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -11,11 +12,11 @@ import pytest
 import trio
 import trio.testing
 
-from blockdev.device import Device, check_span, check_transfer
+from blockdev.device import Begun, Device, check_span, check_transfer
 from blockdev.file_device import FileDevice, open_file_device
 from blockdev.testing import Fault, FaultyDevice, MemoryDevice, RandomFaults, check_device
 from blockdev.types import MIB, PAGE
-from tests.blockdev.block_devices import GatedDevice, allocated, loop_device
+from tests.blockdev.block_devices import GatedDevice, GatedWrites, allocated, loop_device
 
 SIZE = 2 * MIB
 
@@ -43,16 +44,17 @@ async def test_faulty(delay: tuple[float, float], autojump_clock: trio.testing.M
     await check_device(make, stall=stall)
 
 
-async def test_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("begins", [False, True])
+async def test_file(tmp_path: Path, begins: bool) -> None:
     path = allocated(tmp_path / "device", SIZE)
 
     async def make(io_timeout: float) -> FileDevice:
-        return GatedDevice(path, io_timeout=io_timeout)
+        return GatedDevice(path, io_timeout=io_timeout, begun=GatedWrites(4) if begins else None)
 
     def stall(device: Device) -> Callable[[], None]:
         assert isinstance(device, GatedDevice)
-        device.file.gate.clear()
-        return device.file.gate.set
+        device.hold()
+        return device.let_go
 
     await check_device(make, stall=stall)
 
@@ -90,6 +92,32 @@ class Undead(MemoryDevice):
         await trio.lowlevel.checkpoint()
 
 
+class Reckless(MemoryDevice):
+    """Begins to write whatever it is told to."""
+
+    def begin_write(self, offset: int, buffer: memoryview) -> Begun:
+        self._check_usable()
+        return Begun(lambda: None, partial(self._land, offset, buffer))
+
+
+class Stubborn(MemoryDevice):
+    """Begins to write also when it was given up."""
+
+    def begin_write(self, offset: int, buffer: memoryview) -> Begun:
+        lost, self._lost = self._lost, False
+        begun = super().begin_write(offset, buffer)
+        self._lost = lost
+        return begun._replace(land=trio.lowlevel.checkpoint) if lost else begun
+
+
+class Faint(MemoryDevice):
+    """Leaves what was begun when its caller is cancelled."""
+
+    async def _land(self, offset: int, buffer: memoryview) -> None:
+        await trio.lowlevel.checkpoint()
+        await super()._land(offset, buffer)
+
+
 class Deserter(MemoryDevice):
     """Leaves a transfer running when its caller is cancelled."""
 
@@ -108,6 +136,9 @@ class Deserter(MemoryDevice):
         (Borrower, "the buffer is the caller's again"),
         (Sloppy, "discard leaves what is behind it"),
         (Undead, "read after close is a DeviceClosed"),
+        (Reckless, "begin_write with a misaligned offset is a ValueError"),
+        (Stubborn, "begin after the device was given up is a DeviceLost"),
+        (Faint, "a write that was begun is not cut short by cancellation"),
         (Deserter, "a read that is running is not cut short by cancellation"),
     ],
 )

@@ -15,13 +15,13 @@ import trio
 import trio.testing
 
 from blockdev import file_device
-from blockdev.errors import DeviceClosed, DeviceError, DeviceLost, DeviceTimeout
+from blockdev.errors import DeviceClosed, DeviceError, DeviceGivenUp, DeviceLost, DeviceTimeout
 from blockdev.file_device import FileDevice, create_file, open_file_device
 from blockdev.kernel_aio import AioQueue
 from blockdev.memory import page_buffer
 from blockdev.raw_file import RawFile
 from blockdev.types import MIB, PAGE
-from tests.blockdev.block_devices import GatedDevice, GatedFile, allocated, loop_device, run
+from tests.blockdev.block_devices import GatedDevice, GatedFile, GatedWrites, allocated, loop_device, run
 
 SIZE = MIB
 
@@ -343,6 +343,79 @@ async def test_who_waits_in_the_queue_learns_of_loss_and_close(path: Path) -> No
         device.file.gate.set()
     assert device.file.calls == 1
     assert device.statistics().running == 0
+
+
+async def test_who_waits_in_the_queue_learns_that_it_is_given_up(path: Path) -> None:
+    device = GatedDevice(path, queue_depth=1)
+    device.file.gate.clear()
+    kinds = []
+
+    async def read() -> None:
+        try:
+            await device.read_into(0, page_buffer(PAGE))
+        except DeviceError as error:
+            kinds.append(type(error))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        await until(lambda: device.file.calls == 1)
+        nursery.start_soon(read)
+        await until(lambda: device.statistics().waiting == 1)
+        device.give_up()
+    assert set(kinds) == {DeviceGivenUp, DeviceLost}
+    assert device.file.calls == 1
+    assert device.statistics().zombies == 1
+    device.file.gate.set()
+    await until(lambda: device.statistics().running == 0)
+    await device.aclose()
+
+
+async def test_the_kernel_keeps_what_was_begun_when_the_device_is_given_up(path: Path) -> None:
+    """Nobody waits for it, before or after; buffer, place and descriptor are its own until it ends."""
+    writes = GatedWrites(4)
+    device = GatedDevice(path, begun=writes)
+    await device.write_from(0, page_buffer(PAGE))  # where the system has no such writes, it is found out
+    device.hold()
+    begun = device.begin_write(PAGE, page_buffer(PAGE))
+    if begun is None:
+        pytest.skip("the file system of this folder has no writes that are begun")
+    begun.start()
+    device.give_up()
+    began = trio.current_time()
+    with pytest.raises(DeviceGivenUp) as info:
+        await begun.land()
+    assert trio.current_time() - began < 30, "half its deadline"
+    assert (device.statistics().zombies, device.statistics().running) == (1, 1)
+    with pytest.raises(DeviceLost, match="it was given up"):
+        device.begin_write(0, page_buffer(PAGE))
+    await device.aclose()
+    pending = info.value.pending
+    assert pending is not None
+    assert not pending.done
+    assert is_open(device.file.fd, path)
+    device.let_go()
+    await until(lambda: pending.done)
+    assert (device.statistics().zombies, device.statistics().running) == (0, 0)
+    assert not is_open(device.file.fd, path)
+
+
+async def test_what_the_kernel_would_not_begin_is_not_tried_again_when_the_device_is_given_up(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(AioQueue, "write", refuse)
+    device = GatedDevice(path, begun=GatedWrites(4))
+    begun = device.begin_write(0, page_buffer(PAGE))
+    assert begun is not None
+    device.give_up()
+    begun.start()
+    await until(lambda: device.statistics().running == 0)
+    with pytest.raises(DeviceLost, match="it was given up"):
+        await begun.land()
+    assert device.file.calls == 0
+    await device.aclose()
 
 
 async def test_opening_has_a_deadline(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

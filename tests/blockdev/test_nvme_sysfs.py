@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from uuid import UUID
 
@@ -56,10 +57,11 @@ def test_one_namespace_by_two_ways(multipath: Sysfs) -> None:
     (namespace,) = subsystem.namespaces
     assert (namespace.name, namespace.number, namespace.uuids) == ("nvme1n1", 7, (UUID_1,))
     assert namespace.size == 128 << 20
-    assert [(way.controller, way.ana, way.io_timeout) for way in namespace.ways] == [
-        ("nvme1", "optimized", 30.0),
-        ("nvme4", "inaccessible", 30.0),
+    assert [(way.controller, way.ana) for way in namespace.ways] == [
+        ("nvme1", "optimized"),
+        ("nvme4", "inaccessible"),
     ]
+    assert multipath.io_timeout("nvme4") == 30.0
 
 
 def test_a_namespace_is_found_by_what_stays(multipath: Sysfs) -> None:
@@ -90,7 +92,29 @@ def test_without_multipath_a_namespace_belongs_to_its_controller(tmp_path: Path)
     )
     ((namespace,),) = [one.namespaces for one in Sysfs(tmp_path).subsystems()]
     assert namespace.uuids == (UUID("ab" * 16),)
-    assert [(way.ana, way.io_timeout) for way in namespace.ways] == [("optimized", 5.0)]
+    assert [way.ana for way in namespace.ways] == ["optimized"]
+    assert Sysfs(tmp_path).carries("/dev/nvme0n1")
+    (tmp_path / "class/nvme/nvme0/state").write_text("resetting\n")
+    assert Sysfs(tmp_path).carries("/dev/nvme0n1") is False
+    assert Sysfs(tmp_path).io_timeout("nvme0") == 5.0
+
+
+def test_whether_a_device_carries_io(multipath: Sysfs, tmp_path: Path) -> None:
+    (tmp_path / "by-id").symlink_to("/dev/nvme1n1")
+    ways = [tmp_path / "class/nvme/nvme1", tmp_path / "class/nvme/nvme4"]
+    assert multipath.carries("/dev/nvme1n1")
+    assert multipath.carries(str(tmp_path / "by-id"))
+    (ways[0] / "state").write_text("connecting\n")
+    assert multipath.carries("/dev/nvme1n1") is False, "the other way is inaccessible"
+    (ways[1] / "nvme1c4n1/ana_state").write_text("non-optimized\n")
+    assert multipath.carries("/dev/nvme1n1")
+    for way in ways:
+        shutil.rmtree(next(way.glob("nvme1c*")))
+    assert multipath.carries("/dev/nvme1n1") is False, "no way leads to it"
+    shutil.rmtree(tmp_path / "class/nvme-subsystem/nvme-subsys1/nvme1n1")
+    assert multipath.carries("/dev/nvme1n1") is None, "it was removed"
+    assert multipath.carries("/dev/nvme9n1") is None
+    assert multipath.carries("/dev/sda") is None
 
 
 def test_timers_are_set_and_read_back(multipath: Sysfs, tmp_path: Path) -> None:
@@ -101,8 +125,13 @@ def test_timers_are_set_and_read_back(multipath: Sysfs, tmp_path: Path) -> None:
     assert now is not None
     assert now.timers == wanted
     multipath.set_io_timeout("nvme1", 2.5)
-    ((namespace,),) = [one.namespaces for one in multipath.subsystems()]
-    assert [way.io_timeout for way in namespace.ways] == [2.5, 30.0]
+    assert [multipath.io_timeout(name) for name in ("nvme1", "nvme4")] == [2.5, 30.0]
+    queue = tmp_path / "class/nvme/nvme1/nvme1c1n1/queue"
+    before = (queue / "io_timeout").stat().st_mtime_ns
+    multipath.set_io_timeout("nvme1", 2.5)
+    assert (queue / "io_timeout").stat().st_mtime_ns == before, (
+        "writing waits for I/O, so it is done where it must"
+    )
 
 
 def test_what_vanishes_while_it_is_read_is_not_there(multipath: Sysfs, tmp_path: Path) -> None:

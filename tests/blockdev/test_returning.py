@@ -16,12 +16,20 @@ from trio.testing import MockClock
 
 from blockdev import layout
 from blockdev.catalog import Trust
-from blockdev.errors import DeviceError, DeviceMismatch, DeviceTimeout, NoSpace, Unavailable
+from blockdev.errors import (
+    DeviceError,
+    DeviceGivenUp,
+    DeviceLost,
+    DeviceMismatch,
+    DeviceTimeout,
+    NoSpace,
+    Unavailable,
+)
 from blockdev.memory import page_buffer
 from blockdev.opening import Opened
 from blockdev.superblocks import read_superblock
 from blockdev.testing import Fault, Operation
-from blockdev.types import KIB, PAGE, ROOT, DeviceNo, Epoch, Kind, RegionHeader, SlotRef
+from blockdev.types import KIB, PAGE, ROOT, DeviceNo, Epoch, Kind, RegionHeader, RegionId, RegionNo, SlotRef
 from tests.blockdev.pools import (
     EXTENT,
     Bench,
@@ -62,6 +70,91 @@ async def two(folder: Path, expect_log: ExpectLog, regions: int = 4) -> AsyncIte
 async def names(opened: Opened) -> dict[bytes, bytes]:
     pool = opened.pool
     return {record.name: await content(pool, record) for record in pool.children(ROOT)}
+
+
+async def test_nobody_waits_for_a_device_that_is_lost(
+    tmp_path: Path, expect_log: ExpectLog, autojump_clock: MockClock
+) -> None:
+    """What is under way in it ends at once, and may still arrive."""
+    expect_log("device d1 is lost")
+    bench = await made(tmp_path, devices=2)
+    async with bench.open() as opened:
+        bench.devices[1].inject(Fault(delay=100.0), count=99)
+        media, began = opened.pool.media, trio.current_time()
+
+        async def read() -> None:
+            with pytest.raises(DeviceGivenUp):
+                await media.reload_header(RegionId(ONE, RegionNo(0)))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            await trio.testing.wait_all_tasks_blocked()
+            media.mark_lost(ONE)
+        assert trio.current_time() == began
+
+
+async def slot_on(opened: Opened, device: DeviceNo) -> SlotRef:
+    """A reserved slot for an extent there."""
+    refs = [await opened.pool.reserve(EXTENT) for _ in range(2)]  # one on each of two devices
+    (other,), (found,) = ([ref for ref in refs if (ref.device == device) is here] for here in (False, True))
+    opened.pool.give_back(other)
+    return found
+
+
+async def test_nobody_waits_for_what_was_begun_on_a_device_that_is_lost(
+    tmp_path: Path, expect_log: ExpectLog, autojump_clock: MockClock
+) -> None:
+    """It may still arrive, whoever comes to wait for it, and whenever."""
+    expect_log("device d1 is lost")
+    bench = await made(tmp_path, devices=2)
+    async with bench.open() as opened:
+        pool, ref = opened.pool, await slot_on(opened, ONE)
+        bench.devices[1].inject(Fault(delay=100.0), operation=Operation.WRITE)
+        begun = pool.begin_write(ref, page_buffer(EXTENT))
+        assert begun is not None
+        began = trio.current_time()
+        begun.start()
+        pool.media.mark_lost(ONE)
+        with pytest.raises(Unavailable):
+            pool.begin_write(ref, page_buffer(EXTENT))
+        with pytest.raises(DeviceGivenUp):
+            await begun.land()
+        assert trio.current_time() == began
+        assert pool.media.may_change(RegionId(ref.device, ref.region))
+        pool.give_back(ref)
+
+
+async def test_what_was_begun_before_the_loss_says_nothing_of_the_device_that_is_back(
+    tmp_path: Path, expect_log: ExpectLog
+) -> None:
+    async with two(tmp_path, expect_log) as (bench, opened):
+        pool, ref = opened.pool, await slot_on(opened, ONE)
+        begun = pool.begin_write(ref, page_buffer(EXTENT))
+        assert begun is not None
+        begun.start()
+        lose(bench, opened)
+        await back(bench, opened)
+        with pytest.raises(DeviceLost):
+            await begun.land()
+        assert pool.media.available(ONE)
+        pool.give_back(ref)
+
+
+async def test_what_fails_on_a_device_that_is_found_to_be_lost_says_so(
+    tmp_path: Path, expect_log: ExpectLog
+) -> None:
+    expect_log("device d1 is lost")
+    bench = await made(tmp_path, devices=2)
+    async with bench.open() as opened:
+        media = opened.pool.media
+        bench.devices[1].inject(Fault(errno.EIO))
+        with pytest.raises(DeviceError, match="Input/output error"):
+            await media.reload_header(RegionId(ONE, RegionNo(0)))
+        assert media.available(ONE)
+        media.on_failure.append(lambda number, _: media.mark_lost(number))
+        bench.devices[1].inject(Fault(errno.EIO))
+        with pytest.raises(DeviceLost, match="lost, after: d1: Input/output error"):
+            await media.reload_header(RegionId(ONE, RegionNo(0)))
 
 
 async def left_over(opened: Opened) -> set[SlotRef]:

@@ -202,6 +202,8 @@ class FakePool:
         self.slots[ref][at : at + len(data)] = data
 
     def begin_write(self, ref: SlotRef, data: memoryview) -> Begun | None:
+        if self.is_lost(ref):
+            raise Unavailable("the device is lost")
         return Begun(lambda: None, partial(self.write, ref, data)) if self.begins else None
 
     async def read_reserved(self, ref: SlotRef, into: memoryview) -> None:

@@ -15,7 +15,7 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockdev.errors import DeviceError, DeviceTimeout, NoSpace, Unavailable
+from blockdev.errors import DeviceError, DeviceGivenUp, DeviceLost, DeviceTimeout, NoSpace
 from blockdev.types import ROOT, Descriptor
 from kvfs.errors import NoFrames
 from kvfs.frames import Arena, FrameCache, open_frames
@@ -129,14 +129,33 @@ async def test_a_write_that_meets_the_loss_goes_elsewhere():
         b.check_nothing_is_left()
 
 
-async def test_one_that_its_record_was_made_for_fails():
+@pytest.mark.parametrize("length", [INLINE, EXTENT - 1, 2 * EXTENT + 1])
+@pytest.mark.parametrize("when", ["the bytes", "the record"])
+async def test_a_publication_that_meets_the_loss_is_made_again(when, length):
     """While a record is made ready, the bytes that it is about are on their way to where it says."""
     async with bench() as b:
         draft = b.draft()
-        await draft.write(0, pattern(EXTENT - 1))
-        b.pool.lose_at_write = True
-        with pytest.raises(Unavailable):
+        await draft.write(0, pattern(length))
+        if when == "the bytes":
+            b.pool.lose_at_write = True
+        else:
+            b.pool.fail["publish"] = DeviceGivenUp("fake", errno.ETIMEDOUT, "lost", None)
+        assert await draft.publish()
+        assert await b.published() == pattern(length)
+        assert not b.pool.lost & {extent.ref for extent in b.record().extents}
+        draft.close()
+        b.check_nothing_is_left()
+
+
+async def test_what_is_not_in_memory_any_more_cannot_be_published_again():
+    async with bench(drafts=1) as b:
+        draft = b.draft()
+        await draft.write(0, pattern(2 * EXTENT))
+        b.pool.fail["publish"] = DeviceLost("fake", errno.ENODEV, "lost")
+        with pytest.raises(DeviceLost):
             await draft.publish()
+        with pytest.raises(DeviceLost):
+            await draft.write(0, b"no")
         draft.close()
         await trio.testing.wait_all_tasks_blocked()
         b.check_nothing_is_left()

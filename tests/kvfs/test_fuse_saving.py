@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from blockdev.errors import DeviceError, DeviceTimeout
+from blockdev.errors import DeviceError, DeviceGivenUp, DeviceTimeout
 from blockdev.types import PAGE, SlotRef
 from kvfs.fuse import saving
 from kvfs.fuse.content import DraftContent, DraftExtent
@@ -287,6 +287,32 @@ class TestPublishing:
             with pytest.raises(DeviceError):
                 await draft.publish()
             draft.close()
+            b.check_nothing_is_left()
+
+    @pytest.mark.parametrize("is_back", [False, True])
+    async def test_bytes_that_are_given_up_on_their_way_are_published_from_elsewhere(self, is_back):
+        """Their memory is kept until the kernel has done with it; their slot is not used, even if its device is back."""
+        async with bench() as b:
+            writes, draft, pending = Writes(b.pool), b.draft(), _Pending()
+            writes.hold()
+            await draft.write(0, pattern(EXTENT))
+            slot = draft.content.extents[0].slot
+            assert slot is not None
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(draft.publish)
+                await settled()
+                if not is_back:
+                    b.pool.lost.add(slot)
+                b.pool.fail["write"] = DeviceGivenUp("fake", errno.ETIMEDOUT, "given up", pending)
+                writes.go.set()
+            b.frames.forget(e.ref for e in b.record().extents)
+            assert await b.published() == pattern(EXTENT)
+            assert b.record().extents[0].ref != slot
+            draft.close()
+            assert b.frames.statistics().zombies == 1
+            pending.finish()
+            await settled()
+            assert b.frames.statistics().zombies == 0
             b.check_nothing_is_left()
 
     async def test_what_was_cut_short_in_the_background_is_written_by_who_publishes(self):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import trio.testing
+import trio
 
 from blockdev.errors import (
     FabricsError,
@@ -49,7 +50,7 @@ def connections(host: Fabric) -> int:
 async def test_a_connection_gets_our_time_outs(host: Fabric) -> None:
     subsystem = await host.connect(parse_target(BOTH), SETTINGS)
     assert [one.timers for one in subsystem.controllers] == [SETTINGS.timers] * 2
-    assert {way.io_timeout for one in subsystem.namespaces for way in one.ways} == {3.0}
+    assert {host.sysfs.io_timeout(one.name) for one in subsystem.controllers} == {3.0}
     assert health(subsystem) == "live"
     assert str(target_of(subsystem)) == BOTH
 
@@ -202,14 +203,14 @@ async def test_one_way_of_two_is_enough_for_a_pool(
     assert connections(host) == 1
 
 
-async def test_why_a_namespace_is_not_there(
-    host: Fabric, fake: FakeFabric, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_why_a_namespace_is_not_there(host: Fabric, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets, "APPEAR_TIMEOUT", 0.2)
+    began = trio.current_time()
     absent, unreachable = parse_namespace(f"{URI}/9"), parse_namespace(f"nvme+tcp://192.0.2.9/{NQN}.b/1")
     found = await host.attach([absent, unreachable], SETTINGS)
     assert f"{NQN} has no namespace 9: it has 1, 2" in str(found[absent])
     assert isinstance(found[unreachable], TargetUnreachable)
-    assert trio.current_time() >= targets.APPEAR_TIMEOUT
+    assert trio.current_time() >= began + targets.APPEAR_TIMEOUT
 
 
 async def test_without_connecting(host: Fabric) -> None:
@@ -263,3 +264,17 @@ async def test_reaching_for_real() -> None:
 
 def test_errors_that_are_not_translated_say_what_the_program_said() -> None:
     assert FabricsError("x", "said").said == "said"
+
+
+async def test_time_outs_that_the_kernel_does_not_take_in_time(
+    host: Fabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for I/O that is under way; nothing else does."""
+    target, stuck = parse_target(BOTH), threading.Event()
+    await host.connect(target, SETTINGS)
+    monkeypatch.setattr(targets, "SET_TIMEOUT", 0.05)
+    monkeypatch.setattr(host.sysfs, "set_io_timeout", lambda *_: stuck.wait(20))
+    with pytest.raises(FabricsError, match="the kernel waits for I/O"):
+        await host.connect(target, SETTINGS)
+    stuck.set()
+    assert connections(host) == 2, "what was there stays"

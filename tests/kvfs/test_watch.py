@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,11 +12,12 @@ import pytest
 import trio
 from xxhash import xxh3_64_intdigest
 
+from blockdev.errors import DeviceError, DeviceTimeout
 from blockdev.memory import page_buffer
 from blockdev.pool import Pool
 from blockdev.publication import NewObject
 from blockdev.testing.nvme import FakeFabric
-from blockdev.types import MIB, ROOT, DeviceNo, ExtentRef, Xxh3
+from blockdev.types import MIB, ROOT, DeviceNo, ExtentRef, RegionId, RegionNo, Xxh3
 from kvfs import targets, watch
 from kvfs.assemble import writing
 from kvfs.report import devices_of
@@ -162,5 +164,33 @@ async def test_a_file_that_was_lost_is_tried_again(
         await trio.sleep(0.1)  # it is looked for in vain
         assert states(pool) == ["live", "lost"]
         kvfs.device("elsewhere").rename(paths[1])
+        await until(lambda: states(pool) == ["live", "live"])
+        assert await contents(pool) == data
+
+
+@pytest.mark.parametrize("answer", ["none in time", "an error"])
+async def test_one_that_does_not_answer_is_lost_until_it_does(
+    kvfs: Kvfs, expect_log: ExpectLog, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    """A single operation that was waited for is enough; one that failed is not, while nothing is known of the device."""
+    await trio.to_thread.run_sync(kvfs.make_pool)
+    late = answer == "none in time"
+    if late:
+        expect_log("is lost:", count=1)
+        expect_log(r"device \S+ is back$", count=1)
+    async with watched(kvfs) as pool:
+        data = {b"%d" % n: await put(pool, b"%d" % n) for n in range(4)}
+        device = pool.media.devices[DeviceNo(1)].device
+        error = DeviceTimeout(device.name, errno.ETIMEDOUT, "no answer", None)
+
+        async def fail(offset: int, buffer: memoryview) -> None:
+            await trio.lowlevel.checkpoint()
+            raise error if late else DeviceError(device.name, errno.EIO, "broken")
+
+        with monkeypatch.context() as context:
+            context.setattr(device, "read_into", fail)
+            with pytest.raises(DeviceError):
+                await pool.media.reload_header(RegionId(DeviceNo(1), RegionNo(0)))
+        assert states(pool) == ["live", "lost" if late else "live"]
         await until(lambda: states(pool) == ["live", "live"])
         assert await contents(pool) == data

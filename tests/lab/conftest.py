@@ -5,6 +5,7 @@ See docs/lab.md for what a guest can do.
 
 from __future__ import annotations
 
+import faulthandler
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -13,14 +14,16 @@ import pytest
 
 from scripts.lib.lab.guest import Guest
 from scripts.lib.lab.lab import Lab
+from tests.lab import pools
+from tests.lab.sizes import MIB, STATE
 
 HERE = Path(__file__).parent
 TEST_SECONDS = 900
 """Boots included, on a machine that is busy with other work."""
 CONSOLE_LINES = 60
-MIB = 1 << 20
-STATE = 64 * MIB
 DRIVE = 512 * MIB
+GPU_MEMORY = 2560
+"""MiB; a mount takes 1 GiB unless it is told otherwise."""
 
 
 class Pair(NamedTuple):
@@ -47,6 +50,12 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
             lines = guest.console.splitlines()[-CONSOLE_LINES:]
             report.sections.append((f"console of {guest.name}", "\n".join(lines)))
     return report
+
+
+@pytest.fixture(autouse=True)
+def _patience() -> None:
+    """No tracebacks while a test only waits for its guests: the test's own deadlines tell what hangs."""
+    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +88,23 @@ def pair(lab: Lab, _pair: Pair) -> Pair:
     """Two running guests on one network, which know each other as `storage` and `gpu`."""
     ready(lab, *_pair)
     return _pair
+
+
+@pytest.fixture(scope="module")
+def _nodes(lab: Lab) -> pools.Nodes:
+    storage = lab.guest("storage", drives={f"d{number}": pools.DRIVE for number in range(5)})
+    gpu = lab.guest("gpu", memory=GPU_MEMORY, disks={"state": STATE}, drives={"near": pools.DRIVE})
+    return pools.Nodes(storage, gpu)
+
+
+@pytest.fixture
+def nodes(lab: Lab, _nodes: pools.Nodes) -> Iterator[pools.Nodes]:
+    """Two running guests, for pools over fabrics; nothing is exported yet, if they were just booted."""
+    ready(lab, *_nodes)
+    pools.prepare_gpu(_nodes.gpu)
+    yield _nodes
+    if _nodes.gpu.running:
+        _nodes.gpu.sh(f"umount -l {pools.MOUNT} 2> /dev/null || true; nvme disconnect-all")
 
 
 def ready(lab: Lab, *guests: Guest) -> None:

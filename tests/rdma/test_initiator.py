@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockdev.device import Device
+from blockdev.errors import DeviceGivenUp, DeviceLost
 from blockdev.memory import page_buffer
 from blockdev.testing import check_device
 from rdma import nvme_wire as wire
@@ -335,6 +336,26 @@ async def test_closing_ends_what_is_under_way() -> None:
         nursery.start_soon(read)
         await trio.testing.wait_all_tasks_blocked()
         await device.aclose()
+
+
+async def test_giving_up_ends_what_is_under_way_at_once(autojump_clock: trio.testing.MockClock) -> None:
+    target = MemoryTarget()
+    async with opened(target) as initiator, trio.open_nursery() as nursery:
+        device, began = Translated(initiator), trio.current_time()
+        target.hold = lambda command: command.opcode == wire.Io.WRITE
+
+        async def write() -> None:
+            with pytest.raises(DeviceGivenUp):
+                await device.write_from(0, page_buffer(PAGE))
+
+        nursery.start_soon(write)
+        await trio.testing.wait_all_tasks_blocked()
+        device.give_up()
+        with pytest.raises(DeviceLost):
+            await device.write_from(0, page_buffer(PAGE))
+        await trio.testing.wait_all_tasks_blocked()
+        assert trio.current_time() == began
+        assert not target.regions
 
 
 @pytest.mark.parametrize("seed", range(50))

@@ -1,9 +1,11 @@
-"""Threads that write and read files for a while, and what they met.
+"""Threads that write and read files until SIGTERM, or for some seconds, and what they met.
 
-workload FOLDER SECONDS
+workload FOLDER [SECONDS]
 
-Each writes a file, renames it into place, and reads one that it wrote before; what is read must be what was written. Prints
-JSON: {"written", "read", "missed", "longest" (seconds of the longest call), "failed" {"write EIO": count}, "wrong"}.
+Each writes a file, renames it into place, and reads one that it wrote before; what is read must be what was written. Says
+"begun" when every thread has written all of its files, and at the end, as JSON: {"written", "read", "missed", "wrong",
+"longest" (seconds of the longest call), "call" (which that was), "calm" (seconds of the longest one that was over before
+SIGUSR1, which tells what the machine can do), "failed" {"write EIO": count}}.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import errno
 import hashlib
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -21,29 +24,40 @@ from pathlib import Path
 from typing import TypeVar
 
 THREADS = 8
-FILES = 12
-SIZE = 1 << 20
+FILES = 4
+SIZE = 256 << 10
+PAUSE = 0.2
+"""Seconds between two rounds of a thread: it is about how long calls take, not how many there are."""
 
 _Result = TypeVar("_Result")
 
 
 class Thread(threading.Thread):
-    def __init__(self, folder: Path, number: int, end: float) -> None:
+    def __init__(self, folder: Path, number: int, end: threading.Event) -> None:
         super().__init__()
         self.folder, self.number, self.end = folder, number, end
+        self.begun = threading.Event()
         self.counts: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
-        self.longest = 0.0
+        self.longest, self.call, self.calm = 0.0, "", 0.0
         self.contents: dict[int, set[int]] = {}
         """By file, the versions that it may have: a rename that failed may have happened."""
 
     def run(self) -> None:
         version = 0
-        while time.monotonic() < self.end:
+        while not self.end.wait(PAUSE if self.begun.is_set() else 0):
             version += 1
+            if version > FILES and not self.begun.is_set():
+                self.longest = 0.0  # they had no pauses
+                self.begun.set()
             number = version % FILES
             self.attempt(self.write, number, version)
-            self.attempt(self.read, version * 7 % FILES, 0)
+            if self.begun.is_set():
+                self.attempt(self.read, version * 7 % FILES, 0)
+
+    def note_calm(self) -> None:
+        """What was done up to now was done while nothing was wrong."""
+        self.calm, self.longest = self.longest, 0.0
 
     def attempt(self, what: Callable[[int, int], None], number: int, version: int) -> None:
         try:
@@ -51,38 +65,38 @@ class Thread(threading.Thread):
         except OSError as error:
             self.failed[f"{what.__name__} {errno.errorcode.get(error.errno or 0, '?')}"] += 1
 
-    def timed(self, call: Callable[[], _Result]) -> _Result:
+    def timed(self, name: str, call: Callable[[], _Result]) -> _Result:
         began = time.monotonic()
         try:
             return call()
         finally:
-            self.longest = max(self.longest, time.monotonic() - began)
+            self.longest, self.call = max((self.longest, self.call), (time.monotonic() - began, name))
 
     def path(self, number: int) -> Path:
         return self.folder / f"{self.number}-{number}"
 
     def write(self, number: int, version: int) -> None:
         spare = self.folder / f"{self.number}.new"
-        file = self.timed(lambda: os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
+        file = self.timed("open", lambda: os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
         try:
-            self.timed(lambda: os.write(file, content(self.number, number, version)))
+            self.timed("write", lambda: os.write(file, content(self.number, number, version)))
         finally:
-            self.timed(lambda: os.close(file))
+            self.timed("close", lambda: os.close(file))
         self.contents.setdefault(number, set()).add(version)
-        self.timed(lambda: os.rename(spare, self.path(number)))  # noqa: PTH104
+        self.timed("rename", lambda: os.rename(spare, self.path(number)))  # noqa: PTH104
         self.contents[number] = {version}
         self.counts["written"] += 1
 
     def read(self, number: int, _: int) -> None:
         try:
-            file = self.timed(lambda: os.open(self.path(number), os.O_RDONLY))
+            file = self.timed("open", lambda: os.open(self.path(number), os.O_RDONLY))
         except FileNotFoundError:
             self.counts["missed"] += 1
             return
         try:
-            data = self.timed(lambda: os.read(file, SIZE))
+            data = self.timed("read", lambda: os.read(file, SIZE))
         finally:
-            self.timed(lambda: os.close(file))
+            self.timed("close", lambda: os.close(file))
         known = self.contents.get(number)
         if known is not None and data not in [content(self.number, number, version) for version in known]:
             self.counts["wrong"] += 1
@@ -93,22 +107,36 @@ def content(thread: int, number: int, version: int) -> bytes:
     return hashlib.shake_128(f"{thread} {number} {version}".encode()).digest(SIZE)
 
 
-def main(folder: Path, seconds: float) -> None:
-    end = time.monotonic() + seconds
+def main(folder: Path, seconds: float | None) -> None:
+    end = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: end.set())
     threads = [Thread(folder, number, end) for number in range(THREADS)]
+
+    def note_calm(*_: object) -> None:
+        for thread in threads:
+            thread.note_calm()
+
+    signal.signal(signal.SIGUSR1, note_calm)
     for thread in threads:
         thread.start()
     for thread in threads:
+        thread.begun.wait()
+    print("begun", flush=True)
+    end.wait(seconds)
+    end.set()
+    for thread in threads:
         thread.join()
     counts = sum((thread.counts for thread in threads), Counter[str]())
+    longest, call = max((thread.longest, thread.call) for thread in threads)
     print(
         json.dumps(
             {name: counts[name] for name in ("written", "read", "missed", "wrong")}
-            | {"longest": max(thread.longest for thread in threads)}
+            | {"longest": round(longest, 3), "call": call}
+            | {"calm": round(max(thread.calm for thread in threads), 3)}
             | {"failed": sum((thread.failed for thread in threads), Counter[str]())}
         )
     )
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), float(sys.argv[2]))
+    main(Path(sys.argv[1]), float(sys.argv[2]) if sys.argv[2:] else None)

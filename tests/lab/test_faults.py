@@ -1,0 +1,100 @@
+"""What breaks under a mount while threads write and read: a miss, in time, and in use again without a remount.
+
+With the time-outs that kvfs has when nobody says otherwise. The pool lies on two targets and a drive of the GPU node.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import pytest
+
+from blockdev.file_device import IO_TIMEOUT
+from scripts.lib.lab.guest import Guest
+from tests.lab.pools import FIRST, MOUNT, SECOND, SECONDS, Nodes, export, ok, until, uri
+
+DEADLINE = IO_TIMEOUT + 1
+"""Seconds that any call may take."""
+LONG = 15
+"""Seconds: longer than anything waits."""
+SHORT = 5
+_FOLDER = f"/sys/kernel/config/nvmet/subsystems/{FIRST}"
+_PORT = "/sys/kernel/config/nvmet/ports/*/subsystems"
+
+
+class Fault(NamedTuple):
+    """What happens to the storage node, for how many seconds, and what is done about it."""
+
+    breaks: Callable[[Nodes], object]
+    mends: Callable[[Nodes], object]
+    seconds: float = LONG
+
+
+def _restart(nodes: Nodes) -> None:
+    nodes.storage.start()
+    export(nodes, "tcp")
+
+
+FAULTS = {
+    "the cable, for a moment": Fault(lambda nodes: nodes.storage.unplug(), lambda nodes: nodes.storage.plug(), SHORT),
+    "the cable": Fault(lambda nodes: nodes.storage.unplug(), lambda nodes: nodes.storage.plug()),
+    "the port": Fault(
+        lambda nodes: nodes.storage.sh(f"rm {_PORT}/{FIRST}"),
+        lambda nodes: nodes.storage.sh(f"cd {_PORT}; ln -s {_FOLDER} ."),
+    ),
+    "the namespace": Fault(
+        lambda nodes: nodes.storage.sh(f"echo 0 > {_FOLDER}/namespaces/1/enable"),
+        lambda nodes: nodes.storage.sh(f"echo 1 > {_FOLDER}/namespaces/1/enable"),
+    ),
+    "the node": Fault(lambda nodes: nodes.storage.kill(), _restart, 0),
+}  # fmt: skip
+# The last one takes as long as a boot does.
+
+
+@pytest.fixture
+def hot(nodes: Nodes) -> Iterator[Nodes]:
+    """The pool is mounted: once for all faults, each of which must leave it as it was."""
+    if not nodes.storage.sh("ls /sys/kernel/config/nvmet/subsystems 2> /dev/null || true"):
+        export(nodes, "tcp")
+    devices = " ".join(f"{uri(nodes.storage, nqn)}/1" for nqn in (FIRST, SECOND))
+    ok(nodes.gpu, f"pool create hot {devices} /dev/lab/near --extent-size 2MiB --force")
+    ok(nodes.gpu, f"mount hot {MOUNT} --memory 64MiB")
+    yield nodes
+    ok(nodes.gpu, f"umount {MOUNT}", "pool destroy hot --yes")
+
+
+@contextmanager
+def load(guest: Guest, seen: dict[str, Any]) -> Iterator[None]:
+    """Threads write and read in the mount before and during the block; `seen` gets what they met."""
+    running = guest.popen("python3", "-m", "tests.lab.inside.workload", MOUNT)
+    running.wait_for("begun", SECONDS)
+    guest.sh("sleep 2")
+    running.signal(signal.SIGUSR1)
+    yield
+    running.signal(signal.SIGTERM)
+    seen.update(json.loads(running.wait(SECONDS).check().stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
+def test_what_breaks_is_a_miss_and_comes_back(hot: Nodes, fault: Fault) -> None:
+    seen: dict[str, Any] = {}
+    with load(hot.gpu, seen):
+        fault.breaks(hot)
+        hot.gpu.sh(f"sleep {fault.seconds}")
+        fault.mends(hot)
+        until(hot.gpu, "live\n" * 3, "pool status hot -H -o state")
+        hot.gpu.sh("sleep 3")
+    assert seen["wrong"] == 0
+    assert seen["read"] > 0
+    # What was under way to the device fails, and is then not there to be renamed. Who reads meets a miss at worst.
+    assert seen["failed"].keys() <= {"write EIO", "write ENOENT"}, json.dumps(seen)
+    assert seen["longest"] < DEADLINE + seen["calm"], json.dumps(seen)
+    after: dict[str, Any] = {}
+    with load(hot.gpu, after):
+        hot.gpu.sh("sleep 3")
+    assert after["failed"] == {}, json.dumps(after)
+    assert after["wrong"] == after["missed"] == 0, json.dumps(after)
