@@ -122,9 +122,13 @@ class Catalogs:
         Nothing may be assigned to it any more. What changes between steps goes to the first one at once.
         """
         catalog, primary = self.own[seat], self.primary
-        for record in catalog.scan():
-            known = primary.by_id(record.object_id, alias=record.kind is Kind.ALIAS)
-            if known is None or (age(known), known.sequence) < (age(record), record.sequence):
+        for seen in catalog.scan():
+            alias = seen.kind is Kind.ALIAS
+            record = catalog.by_id(
+                seen.object_id, alias=alias
+            )  # it may have changed, or gone, since it was read
+            known = primary.by_id(seen.object_id, alias=alias)
+            if record is not None and (known is None or _version(known) < _version(record)):
                 _store(primary, record)
             yield
         after: SlotRef | None = None
@@ -434,6 +438,10 @@ class Catalogs:
     def _of(self, region: RegionId) -> Catalog:
         seat = self._seats.get(region)
         return self.primary if seat is None else self.own[seat]
+
+
+def _version(record: Descriptor) -> tuple[object, ...]:
+    return *age(record), record.sequence
 
 
 def _remove(folder: Path) -> None:

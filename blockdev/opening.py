@@ -168,9 +168,12 @@ class _Opener:
             leases.join(self.options.purpose)
             self.membership = Membership(self.folder, pool, self.options.domain, leases)
             self.stack.callback(self.membership.close)
+            others = not self.membership.alone
             await read_again(self.media, self.superblock.devices)  # not before: others may have changed them
             await self._load_headers()
             self.membership.take_free_seats(self.media)
+            if others:  # one may have left a seat since, after it had made the seat's regions its own
+                await self.media.reload_headers()
             self.regions = await self.membership.take_regions(self.media)
             before = {a.superblock.device: a.superblock.sequence for a in self.media.devices.values()}
             if self.membership.alone:

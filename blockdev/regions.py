@@ -74,13 +74,16 @@ class Regions:
         """Become the writer of a region that nobody uses; False if another member was faster."""
         if self._leasing.is_ours(region):
             return True
-        # Looked at before it is locked, too: what a member that ended has left must not be locked by one that is
-        # stopped while it looks.
-        if await self._is_used(region) or not self._leasing.lease(region):
-            return False
         used = True
         try:
+            # Looked at before it is locked, too: what a member that ended has left must not be locked by one that is
+            # stopped while it looks.
+            if await self._is_used(region) or not self._leasing.lease(region):
+                return False
             used = await self._is_used(region)
+        except BaseException:
+            self._space.add_unused(region)  # cancelled: it is still nobody's, or will be found not to be
+            raise
         finally:
             if not used:
                 self._leasing.keep(region)
