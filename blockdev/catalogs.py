@@ -124,9 +124,8 @@ class Catalogs:
         catalog, primary = self.own[seat], self.primary
         for seen in catalog.scan():
             alias = seen.kind is Kind.ALIAS
-            record = catalog.by_id(
-                seen.object_id, alias=alias
-            )  # it may have changed, or gone, since it was read
+            # It may have changed, or gone, since it was read.
+            record = catalog.by_id(seen.object_id, alias=alias)
             known = primary.by_id(seen.object_id, alias=alias)
             if record is not None and (known is None or _version(known) < _version(record)):
                 _store(primary, record)
@@ -190,8 +189,7 @@ class Catalogs:
 
     def aliases(self, object_id: ObjectId, without: Collection[int] = ()) -> list[Descriptor]:
         """Every ALIAS of an object. :param without: seats not to be asked"""
-        found = (catalog.by_id(object_id, alias=True) for catalog in self._without(without))
-        return [record for record in found if record is not None]
+        return aliases_in(self._without(without), object_id)
 
     def _without(self, seats: Collection[int]) -> list[Catalog]:
         if not seats:
@@ -255,8 +253,7 @@ class Catalogs:
 
     def alias(self, object_id: ObjectId) -> Descriptor | None:
         """Our own latest ALIAS of an object, if there is one."""
-        records = (catalog.by_id(object_id, alias=True) for catalog in self.own.values())
-        return max((record for record in records if record is not None), key=age, default=None)
+        return max(aliases_in(self.own.values(), object_id), key=age, default=None)
 
     def children(self, directory: DirectoryId, after: bytes = b"") -> Iterator[Descriptor]:
         """What is in a directory, sorted by name, from the first name behind `after`.
@@ -464,6 +461,12 @@ def _store(catalog: Catalog, record: Descriptor) -> None:
         catalog.put(aside(earlier))
     if later is record:
         catalog.put(record)
+
+
+def aliases_in(catalogs: Iterable[Catalog], object_id: ObjectId) -> list[Descriptor]:
+    """Every ALIAS that these catalogues have of an object."""
+    found = (catalog.by_id(object_id, alias=True) for catalog in catalogs)
+    return [record for record in found if record is not None]
 
 
 def aside(record: Descriptor) -> Descriptor:

@@ -70,9 +70,8 @@ class Tombstones:
         :returns: False if there is no slot and `patient` is false
         :raises NoSpace, Unavailable, DeviceError: whether it was written is not known
         """
-        theirs = [
-            ref for ref in refs if not self._room.is_ours(ref)
-        ]  # some may come to us while it is written
+        # Told now: some may come to us while it is written.
+        theirs = [ref for ref in refs if not self._room.is_ours(ref)]
         spare = None
         if patient and not self._has_room(refs):
             spare = await self._room.reserve(SlotClass.INLINE)  # may bury others: not with the lock held

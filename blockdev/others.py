@@ -263,13 +263,10 @@ class Others:
     async def _is_over(self, alias: Descriptor) -> bool:
         base = alias.head
         assert base is not None
-        if any(
-            record.ref == base and record.stamp < alias.stamp
-            for record in self._catalogs.raw_by_id(alias.object_id)
-        ):
-            return (
-                False  # to whoever looks at the catalogues; the media may say more, if its owner was stopped
-            )
+        # To whoever looks at the catalogues it is not; the media may say more, if the owner was stopped.
+        known = self._catalogs.raw_by_id(alias.object_id)
+        if any(record.ref == base and record.stamp < alias.stamp for record in known):
+            return False
         try:
             await self._media.reload_header(RegionId(base.device, base.region))
             if not await self._room.ensure_invalid(base):

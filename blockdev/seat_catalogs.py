@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from blockdev.catalog import Catalog, Trust
+from blockdev.catalogs import aliases_in
 from blockdev.layout import Outline
 from blockdev.types import Descriptor, DirectoryId, DirtyChunk, Kind, ObjectId, RegionId, SlotRef, Stamp
 
@@ -58,8 +59,7 @@ class SeatCatalogs:
 
     def aliases(self, object_id: ObjectId) -> list[Descriptor]:
         """Every ALIAS of an object."""
-        found = (catalog.by_id(object_id, alias=True) for catalog in self._catalogs.values())
-        return [record for record in found if record is not None]
+        return aliases_in(self._catalogs.values(), object_id)
 
     def raw(self, directory: DirectoryId, name: bytes) -> list[Descriptor]:
         """Every record of a name."""

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from rdma.errors import CudaError
 from rdma.host_memory import PAGE, address_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 OUT_OF_MEMORY = 2
 INVALID_VALUE = 1
@@ -69,26 +65,3 @@ class FakeCuda:
             if start <= address and address + size <= start + len(content):
                 return memoryview(content)[address - start : address - start + size]
         raise CudaError(f"no {size} bytes are allocated at {address:#x}", INVALID_VALUE)
-
-
-class LateTransfer:
-    """A transfer that was given up, and ends when the test says so; see `rdma.buffers.Pending`."""
-
-    def __init__(self) -> None:
-        self._done = False
-        self._callbacks: list[Callable[[], None]] = []
-
-    @property
-    def done(self) -> bool:
-        return self._done
-
-    def add_done_callback(self, callback: Callable[[], None]) -> None:
-        if self._done:
-            callback()
-        else:
-            self._callbacks.append(callback)
-
-    def finish(self) -> None:
-        self._done = True
-        for callback in self._callbacks:
-            callback()

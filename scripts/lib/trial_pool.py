@@ -24,6 +24,20 @@ class TrialFailed(Exception):
     """Something that was to be shown did not happen."""
 
 
+def run_kvfs(state: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a kvfs command with this state folder, whatever comes of it.
+
+    :raises subprocess.TimeoutExpired: it takes longer than COMMAND_SECONDS
+    """
+    return subprocess.run(
+        [sys.executable, "-m", "kvfs", "--state-dir", str(state), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_SECONDS,
+        check=False,
+    )
+
+
 @dataclass
 class TrialPool:
     """One pool, in a folder that is its alone.
@@ -54,13 +68,7 @@ class TrialPool:
 
         :raises TrialFailed: it failed
         """
-        result = subprocess.run(
-            [sys.executable, "-m", "kvfs", "--state-dir", str(self.state), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_SECONDS,
-            check=False,
-        )
+        result = run_kvfs(self.state, *arguments)
         if result.returncode:
             raise TrialFailed(f"kvfs {' '.join(arguments)}: {result.stderr.strip()}\n{self._log()}".rstrip())
         return result.stdout

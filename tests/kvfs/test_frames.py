@@ -14,6 +14,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from blockdev.errors import ChecksumError, DeviceTimeout
+from blockdev.testing.faults import LatePending
 from blockdev.types import (
     PAGE,
     Descriptor,
@@ -59,25 +60,6 @@ def extent(thing: Descriptor, index: int) -> tuple[Descriptor, int, SlotRef]:
 A, B, C, D = (an_object(number) for number in range(1, 5))
 
 
-class LateIO:
-    """An I/O that was given up; `finish` is its return, which may happen in any thread."""
-
-    def __init__(self) -> None:
-        self.done = False
-        self._callbacks: list[Callable[[], None]] = []
-
-    def add_done_callback(self, callback: Callable[[], None]) -> None:
-        if self.done:
-            callback()
-        else:
-            self._callbacks.append(callback)
-
-    def finish(self) -> None:
-        self.done = True
-        for callback in self._callbacks:
-            callback()
-
-
 class Source:
     """Extents whose bytes name them; reads take `delay` seconds and fail as scripted."""
 
@@ -109,7 +91,7 @@ def content(frame: Frame) -> bytes:
     return bytes(frame.view[: frame.length])
 
 
-def timed_out(pending: LateIO | None) -> DeviceTimeout:
+def timed_out(pending: LatePending | None) -> DeviceTimeout:
     return DeviceTimeout("disk", 110, "read timed out", pending)
 
 
@@ -327,7 +309,7 @@ async def test_failure_reaches_every_reader_and_is_not_remembered(autojump_clock
 
 @pytest.mark.parametrize("in_thread", [True, False])
 async def test_frame_of_a_timed_out_read_waits_for_its_io(in_thread, autojump_clock):
-    pending = LateIO()
+    pending = LatePending()
     source = Source()
     source.failures = [timed_out(pending)]
     async with tier(1, source) as cache:
@@ -351,7 +333,7 @@ async def test_frame_of_a_timed_out_read_waits_for_its_io(in_thread, autojump_cl
 
 
 async def test_late_io_hands_its_frame_to_who_waits(autojump_clock):
-    pending = LateIO()
+    pending = LatePending()
     source = Source()
     source.failures = [timed_out(pending)]
     async with tier(1, source, patience=100) as cache:
@@ -371,7 +353,7 @@ async def test_late_io_hands_its_frame_to_who_waits(autojump_clock):
 async def test_time_out_without_io_left_over_frees_at_once(finished, autojump_clock):
     pending = None
     if finished:
-        pending = LateIO()
+        pending = LatePending()
         pending.finish()
     source = Source()
     source.failures = [timed_out(pending)]
@@ -382,7 +364,7 @@ async def test_time_out_without_io_left_over_frees_at_once(finished, autojump_cl
 
 
 async def test_timed_out_write_holds_a_private_frame(autojump_clock):
-    first, second = LateIO(), LateIO()
+    first, second = LatePending(), LatePending()
     async with tier(1) as cache:
         frame = await cache.allocate()
         cache.hold_until(frame, first)
@@ -397,7 +379,7 @@ async def test_timed_out_write_holds_a_private_frame(autojump_clock):
 
 
 async def test_timed_out_write_holds_an_extent_that_is_still_found(autojump_clock):
-    pending = LateIO()
+    pending = LatePending()
     async with tier(1) as cache:
         frame = await cache.allocate()
         cache.hold_until(frame, pending)
@@ -413,7 +395,7 @@ async def test_timed_out_write_holds_an_extent_that_is_still_found(autojump_cloc
 
 
 def test_io_that_returns_after_everything_has_ended_is_harmless():
-    pending = LateIO()
+    pending = LatePending()
 
     async def main() -> None:
         async with tier(1) as cache:
@@ -554,7 +536,7 @@ async def test_misuse_is_refused(autojump_clock):
         with pytest.raises(ValueError, match="not pinned"):
             cache.unpin(frame)
         with pytest.raises(ValueError, match="not pinned"):
-            cache.hold_until(frame, LateIO())
+            cache.hold_until(frame, LatePending())
 
 
 async def test_forgotten_extents_stay_valid_for_their_holders_only(autojump_clock):

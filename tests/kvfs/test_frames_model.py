@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from blockdev.errors import BlockError, ChecksumError, DeviceTimeout
+from blockdev.testing.faults import LatePending
 from blockdev.types import PAGE, Descriptor
 from kvfs.errors import NoFrames
 from kvfs.frames import Arena, Frame, FrameCache, open_frames
-from tests.kvfs.test_frames import LateIO, an_object, content_of, extent, slot, slots
+from tests.kvfs.test_frames import an_object, content_of, extent, slot, slots
 
 FRAMES = 3
 OBJECTS = [an_object(number) for number in range(1, 4)]
@@ -49,7 +50,7 @@ STEPS = st.builds(
 )
 
 
-class ScribblingIO(LateIO):
+class ScribblingIO(LatePending):
     """A read that writes into its buffer up to the moment it returns."""
 
     def __init__(self, buffer: memoryview) -> None:
@@ -102,7 +103,7 @@ class World:
     disk: Disk
     nursery: trio.Nursery
     held: list[Held] = field(default_factory=list)
-    writes: list[LateIO] = field(default_factory=list)
+    writes: list[LatePending] = field(default_factory=list)
     requests: int = 0
     ended: int = 0
     written: int = 0
@@ -184,7 +185,7 @@ class World:
         elif step.action == "unpin" and self.held:
             self.cache.unpin(self.held.pop(step.choice % len(self.held)).frame)
         elif step.action == "write times out" and private:
-            self.writes.append(LateIO())
+            self.writes.append(LatePending())
             self.cache.hold_until(private[0].frame, self.writes[-1])
 
     def finish_late(self) -> None:

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from blockdev.testing.faults import LatePending
 from rdma.buffers import Arena, HostMemory, Kind, Lease, Memory, allocate
 from rdma.errors import CudaError, LeaseEnded, LockRefused, NoBuffers
 from rdma.host_memory import PAGE, host_memory
-from rdma.testing import FakeCuda, LateTransfer
+from rdma.testing import FakeCuda
 
 FRAME = 4 * PAGE
 FRAMES = 8
@@ -46,7 +47,7 @@ def test_what_was_given_up_is_lent_again_and_cannot_be_used() -> None:
     lease = lent.lease(FRAMES * FRAME)
     lease.close()
     lease.close()
-    for use in (lambda: lease.view, lambda: lease.hold_until(LateTransfer())):
+    for use in (lambda: lease.view, lambda: lease.hold_until(LatePending())):
         with pytest.raises(LeaseEnded, match="somebody else's"):
             use()
     lent.lease(FRAMES * FRAME)
@@ -75,7 +76,7 @@ def test_an_arena_has_whole_frames(size: int, frame: int) -> None:
 
 def test_late_bytes_do_not_land_in_memory_that_was_handed_on() -> None:
     lent = arena()
-    late = LateTransfer()
+    late = LatePending()
     with lent.lease(FRAME) as lease:
         target = lease.view
         lease.hold_until(late)
@@ -94,7 +95,7 @@ def test_late_bytes_do_not_land_in_memory_that_was_handed_on() -> None:
 
 def test_a_lease_waits_for_all_transfers_that_touch_it() -> None:
     lent = arena()
-    transfers = [LateTransfer() for _ in range(3)]
+    transfers = [LatePending() for _ in range(3)]
     with lent.lease(FRAME) as lease:
         for transfer in transfers:
             lease.hold_until(transfer)
@@ -108,7 +109,7 @@ def test_a_lease_waits_for_all_transfers_that_touch_it() -> None:
 
 def test_a_transfer_that_has_ended_holds_nothing() -> None:
     lent = arena()
-    ended = LateTransfer()
+    ended = LatePending()
     ended.finish()
     with lent.lease(FRAME) as lease:
         lease.hold_until(ended)
@@ -119,13 +120,13 @@ class Lending(RuleBasedStateMachine):
     """Leases against a model: which addresses may still be touched, by a holder or by a late transfer."""
 
     leases: Bundle[Lease] = Bundle("leases")
-    late: Bundle[tuple[Lease, LateTransfer]] = Bundle("late")
+    late: Bundle[tuple[Lease, LatePending]] = Bundle("late")
 
     def __init__(self) -> None:
         super().__init__()
         self.arena = arena()
         self.held: list[Lease] = []
-        self.touching: list[tuple[Lease, LateTransfer]] = []
+        self.touching: list[tuple[Lease, LatePending]] = []
 
     def touched(self) -> list[Lease]:
         return list({id(one): one for one in [*self.held, *(lease for lease, _ in self.touching)]}.values())
@@ -159,13 +160,13 @@ class Lending(RuleBasedStateMachine):
     def abandon_transfer(self, lease: Lease | None):
         if lease is None:
             return None
-        transfer = LateTransfer()
+        transfer = LatePending()
         lease.hold_until(transfer)
         self.touching.append((lease, transfer))
         return lease, transfer
 
     @rule(one=consumes(late))
-    def end_transfer(self, one: tuple[Lease, LateTransfer] | None) -> None:
+    def end_transfer(self, one: tuple[Lease, LatePending] | None) -> None:
         if one is not None:
             self.touching.remove(one)
             one[1].finish()
@@ -186,7 +187,7 @@ def test_pinned_memory_is_pinned_until_nobody_touches_it() -> None:
     driver = FakeCuda()
     lent = arena(Kind.PINNED, driver)
     assert driver.pinned == {lent.address: FRAMES * FRAME}
-    late = LateTransfer()
+    late = LatePending()
     with lent.lease(FRAME) as lease:
         lease.view[:4] = b"host"
         lease.hold_until(late)

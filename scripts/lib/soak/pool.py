@@ -7,7 +7,6 @@ import select
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -16,12 +15,12 @@ from typing import Any
 from kvfs.control import ask
 from kvfs.state import MountFolder, PoolFolder
 from scripts.lib.soak.samples import Sample
+from scripts.lib.trial_pool import run_kvfs
 
 POOL = "soak"
 DEVICES = 2
 EXTENT = 2 << 20
 """Bytes; small, so that blocks of 4 MiB have two."""
-COMMAND_SECONDS = 120
 GONE_MS = 30_000
 STATS_SECONDS = 5.0
 KIB = 1 << 10
@@ -149,13 +148,7 @@ class SoakPool:
 
         :raises SoakFailed: it failed
         """
-        result = subprocess.run(
-            [sys.executable, "-m", "kvfs", "--state-dir", str(self.state), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_SECONDS,
-            check=False,
-        )
+        result = run_kvfs(self.state, *arguments)
         if result.returncode:
             raise SoakFailed(f"kvfs {' '.join(arguments)}: {result.stderr.strip()}")
         return result.stdout
