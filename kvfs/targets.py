@@ -104,11 +104,17 @@ class Fabric:
     # ── connecting ───────────────────────────────────────────────────────────────────────────────────────
 
     async def connect(self, target: Target, settings: Settings) -> Subsystem:
-        """Connect to a target by each of its ways; nothing where they are there already.
+        """Connect to a target by each of its ways, and wait for its namespaces; nothing where it is all there already.
 
         :raises TargetUnreachable, WrongTransport, HostRefused, KeyRefused, FabricsError: none of the ways that this
             call made is left
         """
+        subsystem = await self._connect_all(target, settings)
+        await self._scanned(subsystem, target)
+        await self._set_all(target, settings)
+        return self.sysfs.of(target) or subsystem
+
+    async def _connect_all(self, target: Target, settings: Settings) -> Subsystem:
         target = await resolved(target)
         made: list[Portal] = []
         try:
@@ -212,6 +218,19 @@ class Fabric:
             f"{portal}: something answers there, but it does not speak {kind}: correct the transport or the port"
         )
 
+    async def _scanned(self, subsystem: Subsystem, target: Target) -> None:
+        """Wait until the kernel has found what the target offers, and udev has made devices of it."""
+        try:
+            offered = await self.cli.active_namespaces(subsystem.controllers[0].name)
+        except FabricsError as error:
+            log.debug("what namespaces %s has cannot be told: %s", target.nqn, error)
+            return
+        deadline = trio.current_time() + APPEAR_TIMEOUT
+        for number in offered:
+            found = await self._appeared(NamespaceName(target, number), deadline)
+            if isinstance(found, FabricsError):
+                log.warning("%s", found)
+
     async def _settle(self, target: Target, portal: Portal, settings: Settings) -> None:
         """Wait for a connection to show, and give it our time-outs."""
         controller = await _seen(lambda: self._at(target, portal), trio.current_time() + APPEAR_TIMEOUT)
@@ -220,6 +239,14 @@ class Fabric:
                 f"{portal}: {target.nqn} was connected, but the kernel does not show the connection"
             )
         await self._set_timeouts(controller, settings)
+        kept, wanted = controller.timers, settings.timers.keep_alive
+        if kept is not None and kept.keep_alive != wanted:
+            log.warning(
+                "%s was connected with a keep-alive of %d s instead of %d s: disconnect and connect it again",
+                controller.name,
+                kept.keep_alive,
+                wanted,
+            )
 
     async def _set_timeouts(self, controller: Controller, settings: Settings) -> None:
         """:raises FabricsError: the kernel does not take them, or is stuck with I/O"""
@@ -244,13 +271,6 @@ class Fabric:
         if timers is not None and replace(timers, keep_alive=wanted.keep_alive) != wanted:
             raise FabricsError(
                 f"{controller.name}: the kernel did not take the time-outs: {timers} instead of {wanted}"
-            )
-        if timers is not None and timers.keep_alive != wanted.keep_alive:
-            log.warning(
-                "%s was connected with a keep-alive of %d s instead of %d s: disconnect and connect it again",
-                controller.name,
-                timers.keep_alive,
-                wanted.keep_alive,
             )
 
     async def _undo(self, target: Target, portal: Portal) -> None:
@@ -311,7 +331,7 @@ class Fabric:
         errors: list[FabricsError] = []
         for portal in target.portals:
             try:
-                await self.connect(replace(target, portals=(portal,)), settings)
+                await self._connect_all(replace(target, portals=(portal,)), settings)
             except FabricsError as error:
                 errors.append(error)
         if len(errors) == len(target.portals):

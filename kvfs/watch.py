@@ -2,27 +2,31 @@
 
 The kernel knows within moments that the connection to a target is gone, while I/O to it waits for the connection to
 come back, up to `fast_io_fail`. A cache need not wait: the device counts as lost, so that its objects are misses and
-what is stored goes to the others. So it does when one operation did not end in time: no call is to wait for two. When the kernel has its connection back, or the device can be opened again, it is
-taken back after it was seen to be the one that was lost.
+what is stored goes to the others. So it does when one operation did not end in time, and those behind the same address
+must then prove at once that they answer: no call is to wait for two. When the kernel has its connection back, or the
+device can be opened again, it is taken back after it was seen to be the one that was lost.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import trio
 
-from blockdev.errors import BlockError, DeviceTimeout, FabricsError
+from blockdev.errors import BlockError, DeviceError, DeviceTimeout, FabricsError
 from blockdev.file_device import open_file_device
+from blockdev.memory import page_buffer
+from blockdev.types import PAGE
 from kvfs import targets
 from kvfs.devices import locate, settings_of
 
 if TYPE_CHECKING:
-    from blockdev.errors import DeviceError
+    from blockdev.device import Device
     from blockdev.pool import Pool
     from blockdev.returning import Returning
     from blockdev.types import DeviceNo
@@ -35,6 +39,8 @@ INTERVAL: Final = 0.5
 """Seconds between two looks."""
 PATIENCE: Final = 2
 """Looks in a row at which a device must be out of reach to count as lost: a connection may be back in between."""
+PROOF: Final = 0.5
+"""Seconds in which a device must answer when one behind the same address did not in its time."""
 RETRY: Final = 1.0
 RETRY_MAX: Final = 15.0
 """Seconds until a device that could not be taken back is tried again: doubled each time, up to the second."""
@@ -45,12 +51,14 @@ class _Watched:
     """What is known of one device.
 
     :ivar over_fabrics: it is a namespace, so that the kernel tells how it is
+    :ivar addresses: of its target
     :ivar away: looks in a row at which it was out of reach
     :ivar retry_at: when to try again to take it back
     """
 
     name: DeviceName
     over_fabrics: bool
+    addresses: frozenset[str]
     away: int = 0
     retry_at: float = -math.inf
     retry_after: float = RETRY
@@ -68,19 +76,20 @@ class Watch:
         self._config = config
         self._fabric = fabric or targets.fabric()
         self._watched: dict[DeviceNo, _Watched] = {}
+        self._nursery: trio.Nursery | None = None
         pool.media.on_failure.append(self._look_again)
 
     async def run(self) -> None:
         """Until it is cancelled."""
         await self._begin()
-        async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as self._nursery:
             while True:
                 for number, one in self._watched.items():
                     if self._media.available(number):
                         self._look(number, one)
                     elif not one.returning and self._may_be_back(number, one):
                         one.returning = True
-                        nursery.start_soon(self._take_back, number, one)
+                        self._nursery.start_soon(self._take_back, number, one)
                 await trio.sleep(INTERVAL)
 
     async def _begin(self) -> None:
@@ -90,7 +99,10 @@ class Watch:
         for number, attached in self._media.devices.items():
             path = attached.device.name
             name = named.get(path, Path(path))
-            self._watched[number] = _Watched(name, self._fabric.sysfs.holding(path) is not None)
+            held = self._fabric.sysfs.holding(path)
+            controllers = held[0].controllers if held is not None else ()
+            addresses = frozenset(controller.address for controller in controllers)
+            self._watched[number] = _Watched(name, held is not None, addresses)
 
     def _look(self, number: DeviceNo, one: _Watched) -> None:
         if not one.over_fabrics or self._fabric.sysfs.carries(self._media.devices[number].device.name):
@@ -110,8 +122,21 @@ class Watch:
             return
         if isinstance(error, DeviceTimeout):
             self._media.mark_lost(number)
+            self._doubt_neighbours(one)
         one.away = max(one.away, PATIENCE - 1)
         self._look(number, one)
+
+    def _doubt_neighbours(self, silent: _Watched) -> None:
+        for number, one in self._watched.items():
+            if self._nursery and one.addresses & silent.addresses and self._media.available(number):
+                self._nursery.start_soon(self._prove, number, self._media.devices[number].device)
+
+    async def _prove(self, number: DeviceNo, device: Device) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_ask, device, nursery.cancel_scope)
+            await trio.sleep(PROOF)
+            if self._media.devices[number].device is device:
+                self._media.mark_lost(number)  # and so what was asked is given up
 
     # ── coming back ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -153,3 +178,9 @@ class Watch:
             if self._media.devices[number].device is not device:
                 with trio.CancelScope(shield=True):
                     await device.aclose()
+
+
+async def _ask(device: Device, answered: trio.CancelScope) -> None:
+    with suppress(DeviceError):  # an error is an answer
+        await device.read_into(0, page_buffer(PAGE))
+    answered.cancel()

@@ -131,6 +131,14 @@ class NvmeCli:
         """Of a block device, such as `nvme1n1`. :raises FabricsError:"""
         return self._read(await self._asked("id", "ns", device), parse.parse_namespace)
 
+    async def active_namespaces(self, controller: str) -> list[int]:
+        """The numbers of those that a controller offers, whether this kernel has found them yet or not.
+
+        :raises FabricsError:
+        """
+        words = ["id", "ns-list"] if await self._major() >= 3 else ["list-ns"]
+        return self._read(await self._of(words, controller), parse.parse_active)
+
     async def smart_log(self, device: str) -> SmartLog:
         """:raises FabricsError: also of targets that have none"""
         return self._read(await self._asked("log", "smart", device), parse.parse_smart)
@@ -145,7 +153,9 @@ class NvmeCli:
     async def _asked(self, group: str, what: str, device: str) -> str:
         # 3.0 made groups of the commands: `id-ctrl` became `id ctrl`, `smart-log` became `log smart`.
         old = f"{group}-{what}" if group == "id" else f"{what}-{group}"
-        words = [group, what] if await self._major() >= 3 else [old]
+        return await self._of([group, what] if await self._major() >= 3 else [old], device)
+
+    async def _of(self, words: list[str], device: str) -> str:
         return await self._checked([*words, f"/dev/{device.removeprefix('/dev/')}", *_JSON])
 
     # ── running ──────────────────────────────────────────────────────────────────────────────────────────

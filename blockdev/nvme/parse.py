@@ -49,6 +49,11 @@ def parse_connected(text: str) -> str | None:
     return None
 
 
+def parse_active(text: str) -> list[int]:
+    """Of `list-ns -o json`: the numbers of the namespaces that a controller offers. :raises Unreadable:"""
+    return [_number(record, "nsid") for record in _objects(_load(text)) if "nsid" in record]
+
+
 def parse_namespaces(text: str) -> list[NamespaceEntry]:
     """Of `list -o json` and `list -v -o json`. :raises Unreadable:"""
     found: dict[str, NamespaceEntry] = {}

@@ -44,6 +44,7 @@ class FakeSubsystem:
     :ivar namespaces: by number: UUID, and the file that holds it
     :ivar hosts: who may use it; None is everybody
     :ivar key: the DH-HMAC-CHAP secret that a host must have
+    :ivar unseen: the namespaces that the host's kernel has not found yet
     """
 
     nqn: str
@@ -51,6 +52,12 @@ class FakeSubsystem:
     namespaces: dict[int, tuple[UUID, Path]]
     hosts: set[str] | None = None
     key: str | None = None
+    unseen: set[int] = field(default_factory=set)
+
+    @property
+    def seen(self) -> dict[int, tuple[UUID, Path]]:
+        """The namespaces that there are block devices of."""
+        return {number: one for number, one in self.namespaces.items() if number not in self.unseen}
 
 
 @dataclass(slots=True)
@@ -139,6 +146,8 @@ class FakeFabric:
                 return self._disconnect(options)
             case "list" | "list-subsys":
                 return Completed(0, "{}" if command == "list" else "[]", "")
+            case "list-ns":
+                return self._list(rest[0])
         return Completed(1, "", f"ERROR: Invalid sub-command '{command}'\n")
 
     def _discover(self, options: dict[str, str]) -> Completed:
@@ -191,6 +200,13 @@ class FakeFabric:
         self._render()
         return Completed(0, f"disconnected {len(gone)} controller(s)\n", "")
 
+    def _list(self, device: str) -> Completed:
+        for connection in self._connections:
+            if device == f"/dev/{connection.name}":
+                numbers = [{"nsid": number} for number in connection.subsystem.namespaces]
+                return Completed(0, json.dumps({"nsid_list": numbers}), "")
+        return Completed(1, "", f"{device}: No such file or directory\n")
+
     # ── what the kernel would show ───────────────────────────────────────────────────────────────────────
 
     def _render(self) -> None:
@@ -241,11 +257,11 @@ class FakeFabric:
                 "fast_io_fail_tmo": "off",
             }
             wanted |= {root / "nvme" / name / key: value for key, value in told.items()}
-            for nsid in subsystem.namespaces:
+            for nsid in subsystem.seen:
                 way = root / f"nvme/{name}/nvme{number}c{name[4:]}n{nsid}"
                 wanted[way / "ana_state"] = self.ana.get(portal, "optimized")
                 wanted[way / "queue/io_timeout"] = "30000"
-        for nsid, (uuid, path) in subsystem.namespaces.items():
+        for nsid, (uuid, path) in subsystem.seen.items():
             head = folder / f"nvme{number}n{nsid}"
             told = {"nsid": str(nsid), "uuid": str(uuid), "size": str(path.stat().st_size // 512)}
             wanted |= {head / key: value for key, value in told.items()}

@@ -199,14 +199,14 @@ async def test_disconnecting_tells_how_many_there_were() -> None:
 @pytest.mark.parametrize(
     "version, words",
     [
-        ("2.13", [["smart-log"], ["id-ctrl"], ["id-ns"]]),
-        ("3.1", [["log", "smart"], ["id", "ctrl"], ["id", "ns"]]),
+        ("2.13", [["smart-log"], ["id-ctrl"], ["id-ns"], ["list-ns"]]),
+        ("3.1", [["log", "smart"], ["id", "ctrl"], ["id", "ns"], ["id", "ns-list"]]),
     ],
 )
 async def test_commands_that_3_0_grouped(version: str, words: list[list[str]]) -> None:
-    run = Scripted([Completed(0, "{}", "")] * 3, version)
+    run = Scripted([Completed(0, "[", "")] * 4, version)
     cli = NvmeCli(run)
-    for call in (cli.smart_log, cli.identify_controller, cli.identify_namespace):
+    for call in (cli.smart_log, cli.identify_controller, cli.identify_namespace, cli.active_namespaces):
         with pytest.raises(FabricsError, match="cannot be understood"):
             await call("/dev/nvme1n1")
     assert run.ran == [[*group, "/dev/nvme1n1", "-o", "json"] for group in words]

@@ -165,6 +165,11 @@ def test_who_is_connected() -> None:
     assert parse.parse_connected('{"device":"/dev/nvme1"}') == "nvme1"
 
 
+def test_what_a_controller_offers() -> None:
+    assert parse.parse_active('{"nsid_list":[{"nsid":1},{"nsid":7}]}') == [1, 7]
+    assert parse.parse_active('{"nsid_list":[]}') == []
+
+
 def test_a_controller() -> None:
     printed = {"mn": "Linux   ", "sn": "abc ", "fr": "6.1", "mdts": 8, "vwc": 7, "cmic": 11, "subnqn": NQN}
     assert parse.parse_controller(json.dumps(printed)) == ControllerIdentity(

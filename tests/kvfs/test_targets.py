@@ -59,8 +59,29 @@ async def test_connecting_again_changes_nothing(host: Fabric, fake: FakeFabric) 
     await host.connect(parse_target(URI), SETTINGS)
     await host.connect(parse_target(BOTH), SETTINGS)
     assert connections(host) == 2
-    assert [words[0] for words in fake.commands] == ["connect", "connect"]
+    assert [words[0] for words in fake.commands if words[0] == "connect"] == ["connect", "connect"]
     assert await host.commands(parse_target(BOTH), SETTINGS) == []
+
+
+async def test_a_connection_is_made_when_its_namespaces_are_there(host: Fabric, fake: FakeFabric) -> None:
+    (target,) = fake.subsystems
+    target.unseen = {1, 2}
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(host.connect, parse_target(URI), SETTINGS)
+        while ["list-ns", "/dev/nvme1", "-o", "json"] not in fake.commands:
+            await trio.testing.wait_all_tasks_blocked()
+        assert nursery.child_tasks
+        target.unseen.clear()
+        fake.refresh()
+    assert host.sysfs.io_timeout("nvme1") == 3.0
+
+
+async def test_a_namespace_that_does_not_appear_is_told(
+    host: Fabric, fake: FakeFabric, autojump_clock: trio.testing.MockClock, expect_log: ExpectLog
+) -> None:
+    fake.subsystems[0].unseen = {2}
+    expect_log("has no namespace 2: it has 1")
+    await host.connect(parse_target(URI), SETTINGS)
 
 
 async def test_what_would_be_run_is_shown(host: Fabric, fake: FakeFabric) -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import errno
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
+from uuid import UUID
 
 import pytest
 import trio
 from xxhash import xxh3_64_intdigest
 
-from blockdev.errors import DeviceError, DeviceTimeout
+from blockdev.errors import DeviceError, DeviceGivenUp, DeviceTimeout
 from blockdev.memory import page_buffer
+from blockdev.nvme import Portal, Transport
 from blockdev.pool import Pool
 from blockdev.publication import NewObject
 from blockdev.testing.nvme import FakeFabric
@@ -27,6 +30,7 @@ from tests.kvfs.conftest import SIZE, Kvfs, Result
 from tests.kvfs.fabrics import BOTH, FIRST, NQN, SECOND, drives, host_of
 
 SECONDS = 20
+ELSEWHERE = Portal(Transport.TCP, "203.0.113.7", "4420")
 
 
 @pytest.fixture
@@ -194,3 +198,40 @@ async def test_one_that_does_not_answer_is_lost_until_it_does(
         assert states(pool) == ["live", "lost" if late else "live"]
         await until(lambda: states(pool) == ["live", "live"])
         assert await contents(pool) == data
+
+
+async def test_who_is_behind_the_address_of_one_that_does_not_answer_must_answer_at_once(
+    kvfs: Kvfs, fake: FakeFabric, expect_log: ExpectLog, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Four namespaces, three at one address: one was waited for in vain, one answers, one does not."""
+    (folder := tmp_path / "more").mkdir()
+    fake.subsystems[0].namespaces |= {3: (UUID(int=3), folder / "drive0")}
+    fake.serve(f"{NQN}2", ELSEWHERE, namespaces=drives(folder, 2)[1:])
+    uris = (*(f"{BOTH}/{number}" for number in (1, 2, 3)), f"nvme+tcp://{ELSEWHERE.address}/{NQN}2/1")
+    await ok(kvfs, "pool", "create", "hot", *uris, "--extent-size", "2MiB")
+    expect_log("is lost:", count=2)
+    expect_log(r"device \S+ is back$", count=2)
+    async with watched(kvfs) as pool:
+        data = {b"one": await put(pool, b"one")}
+        asked: list[int] = []
+        is_lost = {number: trio.Event() for number in pool.media.devices}
+        pool.media.on_lost.append(lambda number: is_lost[number].set())
+        with monkeypatch.context() as context:
+            for number, attached in pool.media.devices.items():
+                if number != 1:
+                    context.setattr(
+                        attached.device, "read_into", partial(hang, asked, number, is_lost[number])
+                    )
+            name = pool.media.devices[DeviceNo(0)].device.name
+            pool.media.on_failure[0](DeviceNo(0), DeviceTimeout(name, errno.ETIMEDOUT, "no answer", None))
+            await until(is_lost[DeviceNo(2)].is_set)
+            await until(lambda: states(pool) == ["live"] * 4)
+        assert asked == [2]
+        assert await contents(pool) == data
+
+
+async def hang(asked: list[int], number: int, lost: trio.Event, offset: int, buffer: memoryview) -> None:
+    """A read that ends when the device is given up."""
+    asked.append(number)
+    await lost.wait()
+    raise DeviceGivenUp("device", errno.ETIMEDOUT, "given up", None)
