@@ -80,7 +80,7 @@ class DeviceTimeout(DeviceError):
 
 
 class DeviceGivenUp(DeviceTimeout):
-    """The device was found to be lost while the operation was in it: sooner than the deadline, otherwise the same."""
+    """The device was found to be lost while the operation was in it, or by it: at the deadline, or sooner."""
 
 
 class DeviceClosed(DeviceError):

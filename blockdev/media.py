@@ -403,8 +403,12 @@ class Media:
         except DeviceError as error:
             if not attached.lost:  # else it is known, and the device may be back, opened anew
                 self._tell(attached.superblock.device_no, error)
-            if isinstance(error, (DeviceLost, DeviceTimeout)) or not attached.lost:
+            if isinstance(error, DeviceLost) or not attached.lost:
                 raise
+            if isinstance(error, DeviceTimeout):
+                raise DeviceGivenUp(
+                    error.device, error.errno, f"lost, after: {error}", error.pending
+                ) from error
             raise DeviceLost(error.device, error.errno, f"lost, after: {error}") from error
 
     def _tell(self, device: DeviceNo, error: DeviceError) -> None:

@@ -36,7 +36,7 @@ Still = Callable[[DraftExtent], Awaitable[None]]
 
 
 LOSSES = (DeviceGivenUp, DeviceLost, Unavailable)
-"""What is tried again on another device. Not what met its deadline: two are longer than an operation may take."""
+"""What is tried again on another device. Not what met its deadline on one that is not lost: that may take as long again."""
 
 
 class Saver:

@@ -193,7 +193,7 @@ async def test_one_that_does_not_answer_is_lost_until_it_does(
 
         with monkeypatch.context() as context:
             context.setattr(device, "read_into", fail)
-            with pytest.raises(DeviceError):
+            with pytest.raises(DeviceGivenUp if late else DeviceError):
                 await pool.media.reload_header(RegionId(DeviceNo(1), RegionNo(0)))
         assert states(pool) == ["live", "lost" if late else "live"]
         await until(lambda: states(pool) == ["live", "live"])

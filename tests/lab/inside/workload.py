@@ -5,7 +5,7 @@ workload FOLDER [SECONDS]
 Each writes a file, renames it into place, and reads one that it wrote before; what is read must be what was written. Says
 "begun" when every thread has written all of its files, and at the end, as JSON: {"written", "read", "missed", "wrong",
 "longest" (seconds of the longest call), "call" (which that was), "calm" (seconds of the longest one that was over before
-SIGUSR1, which tells what the machine can do), "failed" {"write EIO": count}}.
+SIGUSR1, which tells what the machine can do), "failed" {"rename EIO": count}}.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Thread(threading.Thread):
         self.counts: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
         self.longest, self.call, self.calm = 0.0, "", 0.0
+        self.last = ""
         self.contents: dict[int, set[int]] = {}
         """By file, the versions that it may have: a rename that failed may have happened."""
 
@@ -63,10 +64,10 @@ class Thread(threading.Thread):
         try:
             what(number, version)
         except OSError as error:
-            self.failed[f"{what.__name__} {errno.errorcode.get(error.errno or 0, '?')}"] += 1
+            self.failed[f"{self.last} {errno.errorcode.get(error.errno or 0, '?')}"] += 1
 
     def timed(self, name: str, call: Callable[[], _Result]) -> _Result:
-        began = time.monotonic()
+        began, self.last = time.monotonic(), name
         try:
             return call()
         finally:
