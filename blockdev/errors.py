@@ -4,6 +4,7 @@ BlockError
 ├── DeviceError            an I/O failed: carries the device's name and errno
 │   ├── DeviceTimeout      its deadline passed; the buffer may still be written to: `pending` tells when not
 │   │   └── DeviceGivenUp  before the deadline, since the device was found to be lost
+│   ├── WriteFailed        it answers, but did not take these bytes: no room behind it, or a broken block
 │   ├── DeviceClosed       we closed it
 │   └── DeviceLost         it failed too often and is not tried any more
 ├── IntegrityError         bytes are not what was recorded
@@ -81,6 +82,13 @@ class DeviceTimeout(DeviceError):
 
 class DeviceGivenUp(DeviceTimeout):
     """The device was found to be lost while the operation was in it, or by it: at the deadline, or sooner."""
+
+
+class WriteFailed(DeviceError):
+    """The device answers, but did not take what was written: what is there is the old, or part of the new.
+
+    A namespace that promises more than there is behind it (`errno` is ENOSPC), or a broken block.
+    """
 
 
 class DeviceClosed(DeviceError):

@@ -16,7 +16,15 @@ import trio
 
 from blockdev import layout
 from blockdev.device import Begun, Device
-from blockdev.errors import DeviceError, DeviceGivenUp, DeviceLost, DeviceTimeout, Unavailable
+from blockdev.errors import (
+    DeviceClosed,
+    DeviceError,
+    DeviceGivenUp,
+    DeviceLost,
+    DeviceTimeout,
+    Unavailable,
+    WriteFailed,
+)
 from blockdev.memory import PageBuffers
 from blockdev.pace import Pace
 from blockdev.tasks import for_each
@@ -392,6 +400,10 @@ class Media:
                 geometry = attached.geometry
                 attached.late.add(RegionNo((offset - geometry.data_offset) // geometry.region_size))
                 raise
+            except (DeviceLost, DeviceClosed):
+                raise
+            except DeviceError as error:
+                raise WriteFailed(error.device, error.errno, f"not written: {error}") from error
 
     @contextmanager
     def _noticing_loss(self, attached: Attached) -> Iterator[None]:

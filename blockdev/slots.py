@@ -12,7 +12,7 @@ from uuid import UUID
 import trio
 
 from blockdev.device import Begun
-from blockdev.errors import DeviceError, DeviceTimeout, Unavailable
+from blockdev.errors import DeviceError, DeviceTimeout, Unavailable, WriteFailed
 from blockdev.leasing import Everything, Leasing
 from blockdev.limbo import Limbo
 from blockdev.media import Media
@@ -131,11 +131,12 @@ class Slots:
         """Write `data` (whole pages) into a reserved slot's payload, from its byte `at` on.
 
         :raises DeviceTimeout: the slot is not used again, since the write may still arrive
+        :raises WriteFailed: nor is it then
         :raises Unavailable, DeviceError:
         """
         try:
             await self._media.write_payload(ref.address, data, at)
-        except DeviceTimeout:
+        except (DeviceTimeout, WriteFailed):
             self._space.quarantine(ref.address)
             raise
 
@@ -147,7 +148,7 @@ class Slots:
     async def _land(self, begun: Begun, ref: SlotRef) -> None:
         try:
             await begun.land()
-        except DeviceTimeout:
+        except (DeviceTimeout, WriteFailed):
             self._space.quarantine(ref.address)
             raise
 

@@ -238,7 +238,9 @@ class Sysfs:
         for controller in controllers:  # without multipath, a namespace belongs to its controller
             inside = _entries(self._root / "class/nvme" / controller.name)
             heads += [entry for entry in inside if _NAMESPACE.fullmatch(entry.name)]
-        namespaces = tuple(found for head in heads if (found := _namespace(head, ways)) is not None)
+        # The kernel looks at several at once: their devices are numbered as they come.
+        found = [seen for head in heads if (seen := _namespace(head, ways)) is not None]
+        namespaces = tuple(sorted(found, key=lambda one: one.number))
         return Subsystem(folder.name, nqn, tuple(controllers), namespaces)
 
     def controller(self, name: str) -> Controller | None:

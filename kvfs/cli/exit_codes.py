@@ -54,6 +54,7 @@ EXIT_CODES: dict[type[Exception], int] = {
     block.Unavailable: 44,
     block.NoSpace: 45,
     block.DeviceGivenUp: 46,
+    block.WriteFailed: 47,
     # what is on the media
     block.FormatError: 50,
     block.BadSuperblock: 51,

@@ -44,6 +44,8 @@ def errno_of(error: Exception) -> int | None:
     """The number to answer with; None for what should never happen."""
     if isinstance(error, OSError) and error.errno:
         return error.errno
+    if isinstance(error, block.WriteFailed) and error.errno == errno.ENOSPC:
+        return errno.ENOSPC
     for base in type(error).__mro__:
         if base in TABLE:
             return TABLE[base]

@@ -21,6 +21,7 @@ from blockdev.errors import (
     DeviceLost,
     DeviceTimeout,
     Unavailable,
+    WriteFailed,
 )
 from blockdev.memory import padded
 from blockdev.tasks import background
@@ -35,8 +36,8 @@ Still = Callable[[DraftExtent], Awaitable[None]]
 """Sees that no thread puts bytes into an extent."""
 
 
-LOSSES = (DeviceGivenUp, DeviceLost, Unavailable)
-"""What is tried again on another device. Not what met its deadline on one that is not lost: that may take as long again."""
+LOSSES = (DeviceGivenUp, DeviceLost, Unavailable, WriteFailed)
+"""What is tried again elsewhere. Not what met its deadline on one that is not lost: that may take as long again."""
 
 
 class Saver:

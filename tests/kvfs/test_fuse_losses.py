@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -9,9 +12,10 @@ import trio
 import trio.testing
 
 from blockdev.opening import Opened
+from blockdev.pool import Pool
 from blockdev.testing import Fault, Operation
-from blockdev.types import ROOT, DeviceNo, SlotRef
-from kvfs.frames import Arena, open_frames
+from blockdev.types import ROOT, Descriptor, DeviceNo, SlotRef
+from kvfs.frames import Arena, FrameCache, open_frames
 from kvfs.fuse.drafts import Draft, DraftServices, FileAttributes
 from kvfs.fuse.memory import DraftMemory
 from kvfs.fuse.versions import Versions
@@ -20,12 +24,40 @@ from tests.blockdev.pools import EXTENT, Bench, content, leaked, made, pattern
 from tests.conftest import ExpectLog
 
 DATA = pattern(EXTENT, 1)
+ATTRIBUTES = FileAttributes(0o100644, 1, 2, 3, 3)
 
 
 def slot_of(draft: Draft) -> SlotRef:
     slot = draft.content.extents[0].slot
     assert slot is not None
     return slot
+
+
+@asynccontextmanager
+async def drafting(b: Bench) -> AsyncIterator[tuple[Opened, DraftServices, FrameCache]]:
+    """The pool, and what drafts need, with memory for four extents."""
+    arena = Arena(4 * EXTENT, EXTENT, huge_pages=False)
+    async with (
+        b.open() as opened,
+        open_frames(arena, opened.pool) as frames,
+        trio.open_nursery() as nursery,
+    ):
+        versions = Versions(opened.pool, frames)
+        memory = DraftMemory(opened.pool, frames, versions, nursery, limit=2)
+        yield opened, DraftServices(opened.pool, versions, memory, Predecessors(), lambda: 42), frames
+
+
+async def store(services: DraftServices, name: bytes, data: bytes) -> None:
+    draft = Draft(services, ROOT, name, ATTRIBUTES, writer=7)
+    await draft.write(0, data)
+    await draft.publish()
+    draft.close()
+
+
+def found(pool: Pool, name: bytes) -> Descriptor:
+    record = pool.lookup(ROOT, name)
+    assert record is not None
+    return record
 
 
 async def back(b: Bench, opened: Opened, number: DeviceNo) -> None:
@@ -40,17 +72,9 @@ async def test_a_file_is_stored_whole_elsewhere_and_nobody_waits(
     expect_log(r"device d\d is lost", count=1)
     expect_log(r"device d\d is back", count=int(is_back))
     b = await made(tmp_path, devices=2)
-    arena = Arena(4 * EXTENT, EXTENT, huge_pages=False)
-    async with (
-        b.open() as opened,
-        open_frames(arena, opened.pool) as frames,
-        trio.open_nursery() as nursery,
-    ):
+    async with drafting(b) as (opened, services, frames):
         pool = opened.pool
-        versions = Versions(pool, frames)
-        memory = DraftMemory(pool, frames, versions, nursery, limit=2)
-        services = DraftServices(pool, versions, memory, Predecessors(), lambda: 42)
-        draft = Draft(services, ROOT, b"f", FileAttributes(0o100644, 1, 2, 3, 3), writer=7)
+        draft = Draft(services, ROOT, b"f", ATTRIBUTES, writer=7)
         await draft.write(0, DATA)
         assert draft.content.extents[0].flight is not None
         number = slot_of(draft).device
@@ -62,8 +86,7 @@ async def test_a_file_is_stored_whole_elsewhere_and_nobody_waits(
             await back(b, opened, number)
         assert await draft.publish()
         assert trio.current_time() == began
-        record = pool.lookup(ROOT, b"f")
-        assert record is not None
+        record = found(pool, b"f")
         assert await content(pool, record) == DATA
         assert pool.media.available(number) == is_back
         assert frames.statistics().zombies == (not is_back)
@@ -75,3 +98,23 @@ async def test_a_file_is_stored_whole_elsewhere_and_nobody_waits(
         assert frames.statistics().pinned == 0
         assert pool.statistics().totals.held == 0
         assert not leaked(pool)
+
+
+async def test_a_device_without_room_behind_it_keeps_nothing_from_being_stored(
+    tmp_path: Path, expect_log: ExpectLog
+) -> None:
+    """Its namespace is as large as it always was, and what is there can be read: only writes are refused."""
+    expect_log("could not be freed|cannot be formatted")
+    b = await made(tmp_path, devices=2)
+    async with drafting(b) as (opened, services, frames):
+        pool, names = opened.pool, [b"%d" % number for number in range(8)]
+        await store(services, b"before", DATA)
+        before = found(pool, b"before").extents[0].device
+        b.devices[before].inject(Fault(errno.ENOSPC), operation=Operation.WRITE, count=1000)
+        for number, name in enumerate(names):
+            await store(services, name, pattern(EXTENT, number))
+        for number, name in enumerate(names):
+            assert await content(pool, found(pool, name)) == pattern(EXTENT, number)
+            assert found(pool, name).address.device != before
+        assert await content(pool, found(pool, b"before")) == DATA
+        assert frames.statistics().pinned == 0

@@ -15,13 +15,14 @@ import pytest
 
 from blockdev.file_device import IO_TIMEOUT
 from scripts.lib.lab.guest import Guest
-from tests.lab.pools import FIRST, MOUNT, SECOND, SECONDS, Nodes, export, ok, until, uri
+from tests.lab.pools import FIRST, MOUNT, SECOND, SECONDS, SERVICES, Nodes, export, host_nqn, ok, until, uri
 
 DEADLINE = IO_TIMEOUT + 1
 """Seconds that any call may take."""
 LONG = 15
 """Seconds: longer than anything waits."""
 SHORT = 5
+THIN = "nqn.2026-11.org.example:thin"
 _FOLDER = f"/sys/kernel/config/nvmet/subsystems/{FIRST}"
 _PORT = "/sys/kernel/config/nvmet/ports/*/subsystems"
 
@@ -98,3 +99,35 @@ def test_what_breaks_is_a_miss_and_comes_back(hot: Nodes, fault: Fault) -> None:
         hot.gpu.sh("sleep 3")
     assert after["failed"] == {}, json.dumps(after)
     assert after["wrong"] == after["missed"] == 0, json.dumps(after)
+
+
+@pytest.fixture
+def thin(nodes: Nodes) -> Iterator[Nodes]:
+    """A pool with a namespace that promises more than its file has blocks, and a drive of the GPU node."""
+    storage = nodes.storage
+    storage.sh(
+        "modprobe -a nvmet nvmet-tcp; mkdir -p /mnt/thin; mkfs.ext4 -qF /dev/lab/d4; mount /dev/lab/d4 /mnt/thin;"
+        "truncate -s 160M /mnt/thin/drive"
+    )
+    where = f"--port tcp:{storage.address}:{SERVICES['tcp']} --host {host_nqn(nodes.gpu)}"
+    ok(storage, f"export add {THIN} /mnt/thin/drive {where}")
+    storage.sh("fallocate --punch-hole -o 0 -l 160M /mnt/thin/drive")
+    ok(nodes.gpu, f"pool create thin {uri(storage, THIN)}/1 /dev/lab/near --extent-size 2MiB --force")
+    ok(nodes.gpu, f"mount thin {MOUNT} --memory 64MiB")
+    yield nodes
+    ok(nodes.gpu, f"umount {MOUNT}", "pool destroy thin --yes", f"target disconnect {THIN}")
+    ok(storage, f"export remove {THIN}")
+    storage.sh("umount /mnt/thin")
+
+
+def test_a_disk_that_is_full_under_a_namespace_fails_nobody(thin: Nodes) -> None:
+    seen: dict[str, Any] = {}
+    with load(thin.gpu, seen):
+        thin.storage.sh("dd if=/dev/zero of=/mnt/thin/fill bs=1M 2> /dev/null || true")
+        thin.gpu.sh(f"sleep {LONG}")
+        assert thin.gpu.sh("dmesg | grep -c 'space allocation error'").strip() != "0"
+        thin.storage.sh("rm /mnt/thin/fill")
+    assert ok(thin.gpu, "pool status thin -H -o state") == ["live\n" * 2]
+    assert seen["failed"] == {}, json.dumps(seen)
+    assert seen["wrong"] == seen["missed"] == 0, json.dumps(seen)
+    assert seen["longest"] < DEADLINE + seen["calm"], json.dumps(seen)
