@@ -93,7 +93,7 @@ def test_what_breaks_is_a_miss_and_comes_back(hot: Nodes, fault: Fault) -> None:
     assert seen["read"] > 0
     # What was on its way to the device goes elsewhere. Who reads meets a miss at worst.
     assert seen["failed"] == {}, json.dumps(seen)
-    assert seen["longest"] < DEADLINE + seen["calm"], json.dumps(seen)
+    assert seen["longest"] < DEADLINE + seen["calm"] + seen["late"], json.dumps(seen)
     after: dict[str, Any] = {}
     with load(hot.gpu, after):
         hot.gpu.sh("sleep 3")
@@ -130,4 +130,4 @@ def test_a_disk_that_is_full_under_a_namespace_fails_nobody(thin: Nodes) -> None
     assert ok(thin.gpu, "pool status thin -H -o state") == ["live\n" * 2]
     assert seen["failed"] == {}, json.dumps(seen)
     assert seen["wrong"] == seen["missed"] == 0, json.dumps(seen)
-    assert seen["longest"] < DEADLINE + seen["calm"], json.dumps(seen)
+    assert seen["longest"] < DEADLINE + seen["calm"] + seen["late"], json.dumps(seen)

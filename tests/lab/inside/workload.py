@@ -5,7 +5,8 @@ workload FOLDER [SECONDS]
 Each writes a file, renames it into place, and reads one that it wrote before; what is read must be what was written. Says
 "begun" when every thread has written all of its files, and at the end, as JSON: {"written", "read", "missed", "wrong",
 "longest" (seconds of the longest call), "call" (which that was), "calm" (seconds of the longest one that was over before
-SIGUSR1, which tells what the machine can do), "failed" {"rename EIO": count}}.
+SIGUSR1, which tells what the machine can do), "late" (seconds by which somebody who does nothing but sleep woke up too
+late, in the worst stretch of WINDOW), "failed" {"rename EIO": count}}.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -26,6 +27,9 @@ from typing import TypeVar
 THREADS = 8
 FILES = 4
 SIZE = 256 << 10
+NAP = 0.05
+WINDOW = 6.0
+"""Seconds."""
 PAUSE = 0.2
 """Seconds between two rounds of a thread: it is about how long calls take, not how many there are."""
 
@@ -108,6 +112,21 @@ def content(thread: int, number: int, version: int) -> bytes:
     return hashlib.shake_128(f"{thread} {number} {version}".encode()).digest(SIZE)
 
 
+def nap(end: threading.Event, seconds: float | None) -> float:
+    """Sleep, a moment at a time, until the end; how late it was to wake up in the worst WINDOW."""
+    begun = time.monotonic()
+    lost: deque[tuple[float, float]] = deque()
+    worst = 0.0
+    while not end.is_set() and (seconds is None or time.monotonic() < begun + seconds):
+        before = time.monotonic()
+        end.wait(NAP)
+        lost.append((before, time.monotonic() - before - NAP))
+        while lost[0][0] < before - WINDOW:
+            lost.popleft()
+        worst = max(worst, sum(late for _, late in lost))
+    return worst
+
+
 def main(folder: Path, seconds: float | None) -> None:
     end = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: end.set())
@@ -123,7 +142,7 @@ def main(folder: Path, seconds: float | None) -> None:
     for thread in threads:
         thread.begun.wait()
     print("begun", flush=True)
-    end.wait(seconds)
+    late = nap(end, seconds)
     end.set()
     for thread in threads:
         thread.join()
@@ -133,7 +152,7 @@ def main(folder: Path, seconds: float | None) -> None:
         json.dumps(
             {name: counts[name] for name in ("written", "read", "missed", "wrong")}
             | {"longest": round(longest, 3), "call": call}
-            | {"calm": round(max(thread.calm for thread in threads), 3)}
+            | {"calm": round(max(thread.calm for thread in threads), 3), "late": round(late, 3)}
             | {"failed": sum((thread.failed for thread in threads), Counter[str]())}
         )
     )
