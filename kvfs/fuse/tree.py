@@ -231,7 +231,7 @@ class Tree:
                 await self._move_draft(over, over.draft, target, replace=replace)
             else:
                 assert record is not None
-                volume.inodes.renew(await volume.pool.rename(record, *target, replace=replace))
+                volume.inodes.renew(await self._renamed(record, target, replace=replace))
             if target_over is not None:
                 self._detach(target_over)
             if replaced is not None:
@@ -239,6 +239,15 @@ class Tree:
         volume.services.predecessors.note(caller.thread, target[1])
         volume.changed_directory(source[0])
         volume.changed_directory(target[0])
+
+    async def _renamed(self, record: Descriptor, target: Place, *, replace: bool) -> Descriptor:
+        pool = self._volume.pool
+        try:
+            return await pool.rename(record, *target, replace=replace)
+        except BlockError as error:
+            if pool.lookup(record.directory, record.name) is None:  # it went away with its device: a miss
+                raise refused(errno.ENOENT) from error
+            raise
 
     def _check_target(
         self, record: Descriptor | None, replaced: Descriptor | None, over: Inode | None, *, replace: bool

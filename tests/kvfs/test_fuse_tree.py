@@ -8,12 +8,13 @@ import stat
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import NoReturn
 
 import pytest
 import trio
 import trio.testing
 
-from blockdev.errors import ChecksumError, DeviceError, Missing, NoSpace
+from blockdev.errors import ChecksumError, DeviceError, DeviceGivenUp, Missing, NoSpace
 from blockdev.types import ROOT, Descriptor, DirectoryId
 from kvfs.frames import Arena, open_frames
 from kvfs.fuse.drafts import Draft
@@ -737,6 +738,19 @@ async def test_a_rename_that_fails_leaves_a_published_file_where_it_was():
         await k.files.write(handle.number, 0, b"new")
         await k.close(handle)
         assert await k.content(b"f") == b"new"
+
+
+async def test_a_file_whose_device_is_lost_while_it_is_renamed_is_not_there(monkeypatch: pytest.MonkeyPatch):
+    async with kernel() as k:
+        await k.store(b"f", b"old")
+
+        async def lose(*args: object, **options: object) -> NoReturn:
+            monkeypatch.setattr(k.pool, "lookup", lambda *place: None)
+            raise DeviceGivenUp("device", errno.ETIMEDOUT, "lost", None)
+
+        monkeypatch.setattr(k.pool, "rename", lose)
+        with fails(errno.ENOENT):
+            await _rename(k, b"f", b"g")
 
 
 async def test_a_failed_truncating_open_leaves_nothing_open():

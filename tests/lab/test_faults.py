@@ -91,8 +91,8 @@ def test_what_breaks_is_a_miss_and_comes_back(hot: Nodes, fault: Fault) -> None:
         hot.gpu.sh("sleep 3")
     assert seen["wrong"] == 0
     assert seen["read"] > 0
-    # What was on its way to the device goes elsewhere. Who reads meets a miss at worst.
-    assert seen["failed"] == {}, json.dumps(seen)
+    # What was on its way to the device goes elsewhere. What was there already is a miss, to who renames it as well.
+    assert seen["failed"].keys() <= {"rename ENOENT"}, json.dumps(seen)
     assert seen["longest"] < DEADLINE + seen["calm"] + seen["late"], json.dumps(seen)
     after: dict[str, Any] = {}
     with load(hot.gpu, after):
