@@ -40,11 +40,22 @@ def examples() -> Iterator[Example]:
             )
 
 
+@pytest.fixture
+def work(tmp_path: Path) -> Iterator[Path]:
+    """A folder of which nothing stays mounted, also when a test is cut off."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    yield folder
+    mounted = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    for mount in [path for path in mounted if Path(path).is_relative_to(folder)]:
+        subprocess.run(["umount", "--lazy", mount], check=True)
+
+
 @pytest.mark.fuse
-def test_the_examples_do_what_they_show(tmp_path: Path) -> None:
-    programs, work = tmp_path / "bin", tmp_path / "work"
+@pytest.mark.timeout(600)
+def test_the_examples_do_what_they_show(tmp_path: Path, work: Path) -> None:
+    programs = tmp_path / "bin"
     programs.mkdir()
-    work.mkdir()
     (programs / "kvfs").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m kvfs "$@"\n')
     (programs / "kvfs").chmod(0o755)
     environment = os.environ | {
