@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import stat
 import time
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from xxhash import xxh3_64_intdigest
 
-from blockdev.errors import DeviceTimeout
+from blockdev.errors import LOSSES, DeviceTimeout
 from blockdev.memory import padded
 from blockdev.publication import NewObject, extent_length
 from blockdev.tasks import background, for_each
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from blockdev.pool import Pool
     from kvfs.cache.keys import Place
     from kvfs.frames import FrameCache
+
+log = logging.getLogger(__name__)
 
 _MODE = stat.S_IFREG | 0o600
 _AT_ONCE = 4
@@ -55,13 +58,20 @@ class Putter:
         """
         directory = await make_folders(self._pool, place)
         new = self._described(directory, place, data.nbytes, writer, replace=replace)
-        if data.nbytes <= self._pool.inline_limit(place.name):
-            await self._pool.publish(dataclasses.replace(new, inline=bytes(data)))
-        else:
-            await self._put_extents(new, data)
+        try:
+            await self._put_once(new, data)
+        except LOSSES as error:
+            log.info("%r is stored again, elsewhere: %s", place.name, error)
+            await self._put_once(new, data)
         self._predecessors.note(writer, place.name)
         self.counts.puts += 1
         self.counts.bytes += data.nbytes
+
+    async def _put_once(self, new: NewObject, data: memoryview) -> None:
+        if data.nbytes <= self._pool.inline_limit(new.name):
+            await self._pool.publish(dataclasses.replace(new, inline=bytes(data)))
+        else:
+            await self._put_extents(new, data)
 
     async def _put_extents(self, new: NewObject, data: memoryview) -> None:
         size, step = data.nbytes, self._pool.extent_size

@@ -15,7 +15,7 @@ from functools import partial
 
 import trio
 
-from blockdev.errors import BlockError
+from blockdev.errors import LOSSES, BlockError
 from blockdev.publication import NewObject
 from blockdev.tasks import background
 from blockdev.types import HOLE, NAME_MAX, Descriptor, DirectoryId, ExtentRef
@@ -25,7 +25,6 @@ from kvfs.fuse.draft_reading import DraftReading
 from kvfs.fuse.intake import Intake, Soon
 from kvfs.fuse.memory import DraftMemory
 from kvfs.fuse.ports import PoolPort, Xattrs
-from kvfs.fuse.saving import LOSSES
 from kvfs.fuse.versions import Versions
 from kvfs.predecessors import Predecessors
 

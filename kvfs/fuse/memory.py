@@ -15,7 +15,7 @@ from functools import partial
 import trio
 from outcome import Outcome
 
-from blockdev.errors import BlockError, NoSpace
+from blockdev.errors import LOSSES, BlockError, NoSpace
 from blockdev.locks import KeyedLocks
 from blockdev.types import SlotRef, Xxh3
 from kvfs.errors import FramesClosed, FramesError
@@ -23,7 +23,7 @@ from kvfs.frames import Frame, FrameCache
 from kvfs.fuse.content import DraftContent, DraftExtent, Flight, Saved
 from kvfs.fuse.draft_frames import DraftFrames
 from kvfs.fuse.ports import MustWait, PoolPort
-from kvfs.fuse.saving import LOSSES, Saver
+from kvfs.fuse.saving import Saver
 from kvfs.fuse.versions import Versions
 
 

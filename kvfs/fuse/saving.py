@@ -14,15 +14,7 @@ from contextlib import contextmanager
 import trio
 from xxhash import xxh3_64_intdigest
 
-from blockdev.errors import (
-    BlockError,
-    ChecksumError,
-    DeviceGivenUp,
-    DeviceLost,
-    DeviceTimeout,
-    Unavailable,
-    WriteFailed,
-)
+from blockdev.errors import LOSSES, BlockError, ChecksumError, DeviceTimeout
 from blockdev.memory import padded
 from blockdev.tasks import background
 from blockdev.types import PAGE, Descriptor, SlotRef, Xxh3
@@ -34,10 +26,6 @@ from kvfs.fuse.versions import Versions
 
 Still = Callable[[DraftExtent], Awaitable[None]]
 """Sees that no thread puts bytes into an extent."""
-
-
-LOSSES = (DeviceGivenUp, DeviceLost, Unavailable, WriteFailed)
-"""What is tried again elsewhere. Not what met its deadline on one that is not lost: that may take as long again."""
 
 
 class Saver:

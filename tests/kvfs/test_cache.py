@@ -14,7 +14,7 @@ from xxhash import xxh3_128_digest
 from blockdev.errors import DeviceError, DeviceTimeout, Exists, IntegrityError, NoSpace
 from blockdev.pool import Pool
 from blockdev.testing import Fault, Operation
-from blockdev.types import ROOT, DirectoryId
+from blockdev.types import ROOT, Descriptor, DirectoryId
 from kvfs.cache import Block, Cache, Namespace
 from kvfs.errors import BadBuffer, BadKey, CacheClosed, NoObject, WrongNamespace
 from rdma.errors import NoBuffers, TransferExpired
@@ -343,6 +343,29 @@ async def test_a_put_that_fails_stores_nothing_and_takes_no_room(
         await cache.put(b"hash", pattern(2 * EXTENT))
     assert await got(cache, b"hash", 3) == b"old"
     assert (pool.totals().used, pool.totals().held) == (used, 0)
+
+
+@pytest.mark.parametrize("memory", [direct, indirect])
+async def test_a_put_that_a_device_does_not_take_goes_elsewhere(
+    cache: Cache, pool: Pool, bench: Bench, memory: Callable[[int], memoryview], expect_log: ExpectLog
+) -> None:
+    expect_log("cannot be formatted|could not be freed")
+    await cache.put("before", pattern(EXTENT))
+    first = found(pool, "before").extents[0].device
+    bench.devices[first].inject(Fault(errno=28), operation=Operation.WRITE, count=1000)
+    data = memory(EXTENT)
+    for number in range(6):
+        data[:] = pattern(EXTENT, number)
+        await cache.put(str(number), data)
+        assert found(pool, str(number)).extents[0].device != first
+        assert await got(cache, str(number), EXTENT) == pattern(EXTENT, number)
+    assert await got(cache, "before", EXTENT) == pattern(EXTENT)
+
+
+def found(pool: Pool, name: str) -> Descriptor:
+    record = pool.lookup(ROOT, name.encode())
+    assert record is not None
+    return record
 
 
 @pytest.mark.parametrize(
