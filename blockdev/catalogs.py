@@ -173,7 +173,9 @@ class Catalogs:
             return None
         if one is None or (one.directory, one.name) != (directory, name):
             return None
-        outdone = () if self._simple else (catalog.outdone(one.ref) for catalog in self._all)
+        if self._simple:
+            return one
+        outdone = (catalog.outdone(one.ref) for catalog in self._all)
         return None if any(stamp is not None and stamp > one.stamp for stamp in outdone) else one
 
     def raw(self, directory: DirectoryId, name: bytes, without: Collection[int] = ()) -> list[Descriptor]:

@@ -75,7 +75,7 @@ class Glance(NamedTuple):
     """The little that tells whether a file is there, and how large it is.
 
     :ivar directory: with `name`: what the record speaks for
-    :ivar regions: where its slots are
+    :ivar regions: where its slots are, in any order; some may come twice
     """
 
     directory: DirectoryId
@@ -83,7 +83,7 @@ class Glance(NamedTuple):
     ref: SlotRef
     stamp: Stamp
     size: int
-    regions: frozenset[RegionId]
+    regions: list[RegionId]
 
 
 def glance_descriptor(packed: bytes) -> Glance | None:
@@ -100,13 +100,13 @@ def glance_descriptor(packed: bytes) -> Glance | None:
         if kind != Kind.HEAD or flags:
             return None
         stop = FIXED_SIZE + name_length
-        regions = {RegionId(device, region)}
+        regions = [RegionId(device, region)]
         if extent_count:
             start = stop + SLOT_REF_SIZE * superseded_count
             entries = _PLACE.iter_unpack(packed[start : start + EXTENT_ENTRY_SIZE * extent_count])
-            regions.update(RegionId(*place) for place in entries if place[0] != NO_DEVICE)
+            regions += [RegionId(*place) for place in entries if place[0] != NO_DEVICE]
         ref = SlotRef(device, region, slot, generation)
-        return Glance(directory, packed[FIXED_SIZE:stop], ref, stamp, size, frozenset(regions))
+        return Glance(directory, packed[FIXED_SIZE:stop], ref, stamp, size, regions)
     except struct.error as error:
         raise FormatError(f"not a descriptor: {error}") from error
 

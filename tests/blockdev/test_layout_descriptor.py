@@ -80,7 +80,7 @@ class TestRoundTrip:
             record.ref,
             record.stamp,
             record.size,
-            frozenset(RegionId(place.device, place.region) for place in places),
+            [RegionId(place.device, place.region) for place in places],
         )
 
     @given(descriptors(kinds=tuple(NAMED_KINDS)))
