@@ -42,7 +42,7 @@ BlockError
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Protocol
 
 
 class Pending(Protocol):
@@ -224,8 +224,3 @@ class HostRefused(FabricsError):
 
 class KeyRefused(FabricsError):
     """A key is wrong, missing, or not to be used as it is."""
-
-
-LOSSES: Final = (DeviceGivenUp, DeviceLost, Unavailable, WriteFailed)
-"""After which a store is tried again, since its next slots are elsewhere. Not what met its deadline on a device that is not
-lost: that may take as long again."""

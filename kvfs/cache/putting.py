@@ -7,17 +7,19 @@ import logging
 import os
 import stat
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from xxhash import xxh3_64_intdigest
 
-from blockdev.errors import LOSSES, DeviceTimeout
+from blockdev.errors import DeviceTimeout
 from blockdev.memory import padded
 from blockdev.publication import NewObject, extent_length
 from blockdev.tasks import background, for_each
 from blockdev.types import DirectoryId, ExtentRef, SlotRef, Xxh3
 from kvfs.cache.buffers import is_direct
 from kvfs.cache.folders import make_folders
+from kvfs.elsewhere import until_stored
 from kvfs.predecessors import Predecessors
 
 if TYPE_CHECKING:
@@ -58,11 +60,10 @@ class Putter:
         """
         directory = await make_folders(self._pool, place)
         new = self._described(directory, place, data.nbytes, writer, replace=replace)
-        try:
-            await self._put_once(new, data)
-        except LOSSES as error:
-            log.info("%r is stored again, elsewhere: %s", place.name, error)
-            await self._put_once(new, data)
+        await until_stored(
+            partial(self._put_once, new, data),
+            lambda loss: log.info("%r is stored again, elsewhere: %s", place.name, loss),
+        )
         self._predecessors.note(writer, place.name)
         self.counts.puts += 1
         self.counts.bytes += data.nbytes

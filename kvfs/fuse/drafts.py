@@ -15,10 +15,11 @@ from functools import partial
 
 import trio
 
-from blockdev.errors import LOSSES, BlockError
+from blockdev.errors import BlockError
 from blockdev.publication import NewObject
 from blockdev.tasks import background
 from blockdev.types import HOLE, NAME_MAX, Descriptor, DirectoryId, ExtentRef
+from kvfs.elsewhere import until_stored
 from kvfs.errors import FramesError
 from kvfs.fuse.content import DraftContent, DraftExtent
 from kvfs.fuse.draft_reading import DraftReading
@@ -285,14 +286,14 @@ class Draft:
 
     async def _publish(self, *, replace: bool) -> None:
         """On the devices that are there, also when one of them is lost on the way."""
-        try:
-            await self._publish_once(replace=replace)
-        except LOSSES as error:
+
+        def begin_again(loss: BlockError) -> None:
             self.check()  # of what is not in memory any more, nothing is left
-            log.info("%r is published again: %s", self.name, error)
+            log.info("%r is published again: %s", self.name, loss)
             for extent in self.content.extents.values():
                 extent.promised = False  # no record was made
-            await self._publish_once(replace=replace)
+
+        await until_stored(partial(self._publish_once, replace=replace), begin_again)
 
     async def _publish_once(self, *, replace: bool) -> None:
         content, attributes = self.content, self.attributes

@@ -15,9 +15,10 @@ from functools import partial
 import trio
 from outcome import Outcome
 
-from blockdev.errors import LOSSES, BlockError, NoSpace
+from blockdev.errors import BlockError, NoSpace
 from blockdev.locks import KeyedLocks
 from blockdev.types import SlotRef, Xxh3
+from kvfs.elsewhere import LOSSES, until_stored
 from kvfs.errors import FramesClosed, FramesError
 from kvfs.frames import Frame, FrameCache
 from kvfs.fuse.content import DraftContent, DraftExtent, Flight, Saved
@@ -403,16 +404,16 @@ class DraftMemory:
 
     async def _save(self, extent: DraftExtent, on_digest: Callable[[Saved], object] = lambda _: None) -> None:
         """Write all of an extent, which has a frame, to its slot; to another one if the device is lost under it."""
-        await self._find_slot(extent)
-        try:
+
+        async def save() -> None:
+            await self._find_slot(extent)
             await self._saver.save(extent, on_digest)
-        except LOSSES:
+
+        def note(loss: BlockError) -> None:
             if not self._should_move(extent):
-                raise
-        else:
-            return
-        await self._find_slot(extent)
-        await self._saver.save(extent, on_digest)
+                raise loss
+
+        await until_stored(save, note)
 
     def _should_move(self, extent: DraftExtent) -> bool:
         """Whether it has no slot, or one whose device is or was lost, and its bytes are in memory."""

@@ -14,10 +14,11 @@ from contextlib import contextmanager
 import trio
 from xxhash import xxh3_64_intdigest
 
-from blockdev.errors import LOSSES, BlockError, ChecksumError, DeviceTimeout
+from blockdev.errors import BlockError, ChecksumError, DeviceTimeout
 from blockdev.memory import padded
 from blockdev.tasks import background
 from blockdev.types import PAGE, Descriptor, SlotRef, Xxh3
+from kvfs.elsewhere import LOSSES
 from kvfs.frames import Frame, FrameCache
 from kvfs.fuse.content import DraftExtent, Flight, Saved
 from kvfs.fuse.intake import PART

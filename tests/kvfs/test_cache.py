@@ -338,7 +338,7 @@ async def test_a_put_that_fails_stores_nothing_and_takes_no_room(
     with pytest.raises(NoSpace):
         await cache.put(b"hash", memoryview(bytes(100 * EXTENT)))
     for device in bench.devices:
-        device.inject(Fault(errno=5), operation=Operation.WRITE, count=2)
+        device.inject(Fault(errno=5), operation=Operation.WRITE, count=100)
     with pytest.raises(DeviceError):
         await cache.put(b"hash", pattern(2 * EXTENT))
     assert await got(cache, b"hash", 3) == b"old"

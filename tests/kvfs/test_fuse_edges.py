@@ -35,7 +35,10 @@ def _subclasses(base: type[Exception]) -> Iterator[type[Exception]]:
     ids=lambda kind: kind.__name__,
 )
 def test_every_error_of_the_layers_below_has_an_answer(kind):
-    assert errno_of(kind.__new__(kind)) in errno.errorcode
+    error = kind.__new__(kind)
+    if isinstance(error, block.DeviceError):
+        error.errno = errno.ENODEV
+    assert errno_of(error) in errno.errorcode
 
 
 @pytest.mark.parametrize(
@@ -45,6 +48,8 @@ def test_every_error_of_the_layers_below_has_an_answer(kind):
         (block.RecordTooLarge(""), errno.ENOSPC),
         (block.Missing(""), errno.ENOENT),
         (block.DeviceTimeout("d", errno.ETIMEDOUT, "", None), errno.EIO),
+        (block.WriteFailed("d", errno.ENOSPC, ""), errno.ENOSPC),
+        (block.WriteFailed("d", errno.EIO, ""), errno.EIO),
         (block.Raced(""), errno.EIO),
         (product.NoFrames(""), errno.EIO),
         (OSError(errno.EMFILE, ""), errno.EMFILE),

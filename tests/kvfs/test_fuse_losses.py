@@ -100,21 +100,26 @@ async def test_a_file_is_stored_whole_elsewhere_and_nobody_waits(
         assert not leaked(pool)
 
 
-async def test_a_device_without_room_behind_it_keeps_nothing_from_being_stored(
-    tmp_path: Path, expect_log: ExpectLog
+@pytest.mark.parametrize("devices", [2, 3])
+async def test_devices_without_room_behind_them_keep_nothing_from_being_stored(
+    tmp_path: Path, expect_log: ExpectLog, devices: int
 ) -> None:
-    """Its namespace is as large as it always was, and what is there can be read: only writes are refused."""
+    """Their namespaces are as large as they always were, and what is there can be read: only writes are refused."""
     expect_log("could not be freed|cannot be formatted")
-    b = await made(tmp_path, devices=2)
+    b = await made(tmp_path, devices=devices)
     async with drafting(b) as (opened, services, frames):
         pool, names = opened.pool, [b"%d" % number for number in range(8)]
-        await store(services, b"before", DATA)
-        before = found(pool, b"before").extents[0].device
-        b.devices[before].inject(Fault(errno.ENOSPC), operation=Operation.WRITE, count=1000)
+        for number in range(devices):
+            await store(services, b"before%d" % number, DATA)
+        good = found(pool, b"before0").extents[0].device
+        for number, device in enumerate(b.devices):
+            if number != good:
+                device.inject(Fault(errno.ENOSPC), operation=Operation.WRITE, count=1000)
         for number, name in enumerate(names):
             await store(services, name, pattern(EXTENT, number))
         for number, name in enumerate(names):
             assert await content(pool, found(pool, name)) == pattern(EXTENT, number)
-            assert found(pool, name).address.device != before
-        assert await content(pool, found(pool, b"before")) == DATA
+            assert found(pool, name).address.device == good
+        for number in range(devices):
+            assert await content(pool, found(pool, b"before%d" % number)) == DATA
         assert frames.statistics().pinned == 0
