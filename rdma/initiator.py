@@ -22,7 +22,7 @@ import trio
 
 from rdma import nvme_wire as wire
 from rdma.errors import (
-    NvmeError,
+    RdmaError,
     TransportBroken,
     TransportClosed,
     TransportError,
@@ -92,6 +92,7 @@ class Initiator:
 
     def __init__(self, fabric: Fabric, who: Identity, nsid: int, options: InitiatorOptions) -> None:
         self.name = f"{who.subsystem}/{nsid}"
+        """For people."""
         self.size = 0
         self.block_size = PAGE
         self.sessions = 0
@@ -132,6 +133,10 @@ class Initiator:
         data = wire.pack_ranges([blocks])
         with lent(self._fabric, data, len(data)) as (sgl, _):
             await self._operate("discard", lambda _: [wire.deallocate(self._nsid, 1, sgl)])
+
+    @property
+    def is_connected(self) -> bool:
+        return self._session is not None and not self._session.broken.is_set()
 
     def give_up(self) -> None:
         """Refuse everything from here on; what is under way ends with TransportClosed."""
@@ -270,7 +275,7 @@ class Initiator:
                 session = await start_session(
                     self._fabric, self._who, self._nsid, self._options.session, nursery
                 )
-            except (NvmeError, TransportError):
+            except RdmaError:
                 failures += 1
                 continue
             if (session.size, session.namespace.block_size) != shape:
@@ -293,14 +298,21 @@ async def open_initiator(
 ) -> AsyncIterator[Initiator]:
     """A namespace for the length of the block.
 
-    :raises KeyWanted, NotSupported, CommandFailed, TransportError: it cannot be had
+    :raises KeyWanted, NotSupported, CommandFailed, TransportError, MemoryRefused: it cannot be had
     """
     initiator = Initiator(fabric, who, nsid, options or InitiatorOptions())
+    refused: RdmaError | None = None
     async with trio.open_nursery() as nursery:
-        await initiator.connect(nursery)
-        nursery.start_soon(initiator.keep, nursery)
         try:
-            yield initiator
-        finally:
-            await initiator.aclose()
-            nursery.cancel_scope.cancel()
+            await initiator.connect(nursery)
+        except RdmaError as error:
+            refused = error  # raised where the nursery does not put it into a group
+        else:
+            nursery.start_soon(initiator.keep, nursery)
+            try:
+                yield initiator
+            finally:
+                await initiator.aclose()
+        nursery.cancel_scope.cancel()
+    if refused is not None:
+        raise refused

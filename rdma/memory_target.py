@@ -96,7 +96,7 @@ class MemoryConnection:
             raise self._end(f"queue {self.queue} is not connected any more")
 
 
-@dataclass
+@dataclass(eq=False)
 class MemoryTarget:
     """One subsystem with one namespace; a `rdma.transport.Fabric` that leads to it.
 
