@@ -6,6 +6,7 @@ import errno
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -19,13 +20,18 @@ from blockdev.errors import (
     DeviceLost,
     DeviceTimeout,
     FabricsError,
+    KeyRefused,
     TargetUnreachable,
 )
-from blockdev.nvme import HostIdentity, NamespaceName, Portal
+from blockdev.nvme import Credentials, HostIdentity, NamespaceName, Portal
+from blockdev.nvme.credentials import read_key
 from blockdev.tasks import background
 from kvfs import targets
+from rdma.authentication import Keys
 from rdma.bring_up import Identity
+from rdma.errors import KeyRefused as RefusedKey
 from rdma.errors import (
+    KeyWanted,
     MemoryRefused,
     NvmeError,
     RdmaError,
@@ -34,6 +40,7 @@ from rdma.errors import (
     TransportTimeout,
 )
 from rdma.initiator import Initiator, InitiatorOptions, open_initiator
+from rdma.nvme_auth import Secret
 from rdma.verbs import open_verbs
 from rdma.verbs.way import Portal as Place
 
@@ -148,15 +155,18 @@ class RdmaDevices:
 
         :raises FabricsError: it cannot be had so; says why
         """
-        number = _number(name)
+        number, keys = _number(name), _keys(name.target.credentials)
         host = targets.fabric().identity()
         resolved = await targets.resolved(name.target)
         errors: list[FabricsError] = []
         for portal in resolved.portals:
             try:
-                device: RdmaDevice = await self._nursery.start(self._hold, name, portal, number, host)
+                who = self._identity(name, host, keys)
+                device: RdmaDevice = await self._nursery.start(self._hold, name, portal, number, who)
             except TransportError as error:
                 errors.append(TargetUnreachable(f"{name} over RDMA: {error}"))
+            except (RefusedKey, KeyWanted) as error:
+                raise KeyRefused(f"{name} over RDMA: {error}") from None
             except RdmaError as error:
                 raise FabricsError(f"{name} over RDMA: {error}") from None
             else:
@@ -184,17 +194,19 @@ class RdmaDevices:
         for way in list(kept.registrations):
             kept.forget(way)
 
+    def _identity(self, name: NamespaceName, host: HostIdentity, keys: Keys | None) -> Identity:
+        keep_alive = float(self._settings.timers.keep_alive)
+        return Identity(name.target.nqn, host.nqn, UUID(host.id).bytes, keep_alive, keys)
+
     async def _hold(
         self,
         name: NamespaceName,
         portal: Portal,
         number: int,
-        host: HostIdentity,
+        who: Identity,
         task_status: trio.TaskStatus[RdmaDevice],
     ) -> None:
         """Have a device, until it is closed."""
-        keep_alive = float(self._settings.timers.keep_alive)
-        who = Identity(name.target.nqn, host.nqn, UUID(host.id).bytes, keep_alive)
         options = InitiatorOptions(io_timeout=self._settings.io_timeout)
         async with way_to(portal) as way, open_initiator(way, who, number, options) as initiator:
             device = RdmaDevice(initiator, str(name))
@@ -223,6 +235,24 @@ def _number(name: NamespaceName) -> int:
     if name.target.credentials.tls:
         raise FabricsError(f"{name} over RDMA: TLS is the kernel's: use path=kernel")
     return name.namespace
+
+
+def _keys(credentials: Credentials) -> Keys | None:
+    """:raises KeyRefused: they cannot be used"""
+    if credentials.host_key is None:
+        if credentials.controller_key is not None:
+            raise KeyRefused("a controller_key alone proves nothing: give a host_key too")
+        return None
+    its = credentials.controller_key
+    return Keys(_secret(credentials.host_key), _secret(its) if its is not None else None)
+
+
+def _secret(path: PurePath) -> Secret:
+    text = read_key(Path(path))
+    try:
+        return Secret.parse(text)
+    except ValueError as error:
+        raise KeyRefused(f"{path}: {error}") from None
 
 
 @asynccontextmanager

@@ -20,7 +20,8 @@ RdmaError
     ├── WireError          bytes that are no such structure
     ├── CommandFailed      it answered a command with an error; carries the status
     ├── NotSupported       a controller or namespace of a kind that is not used here
-    └── KeyWanted          it demands authentication
+    ├── KeyWanted          it demands authentication, and there is no key
+    └── KeyRefused         one of both does not believe the other
 """
 
 from __future__ import annotations
@@ -119,7 +120,11 @@ class NotSupported(NvmeError):
 
 
 class KeyWanted(NvmeError):
-    """The controller demands authentication, which is not there yet."""
+    """The controller demands authentication, and there is no key."""
+
+
+class KeyRefused(NvmeError):
+    """The controller does not believe us, or does not prove who it is."""
 
 
 class CommandFailed(NvmeError):

@@ -13,6 +13,7 @@ initiator is open. What must always hold:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from rdma.bring_up import Identity
     from rdma.nvme_queue import Queue
     from rdma.transport import Fabric
+
+log = logging.getLogger(__name__)
 
 _PAUSES: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 """Seconds before another attempt to connect; the last one repeats."""
@@ -267,15 +270,18 @@ class Initiator:
         """Connect again whenever the connection breaks, until closed."""
         shape, failures = (self.size, self.block_size), 0
         while not self._closed:
-            if self._session is not None:
-                await self._session.broken.wait()
+            session = self._session
+            if session is not None:
+                await session.broken.wait()
+                log.info("%s: %s", self.name, session.why)
                 self._change(None)
             await trio.sleep(_PAUSES[min(failures, len(_PAUSES) - 1)])
             try:
                 session = await start_session(
                     self._fabric, self._who, self._nsid, self._options.session, nursery
                 )
-            except RdmaError:
+            except RdmaError as error:
+                log.info("%s is not connected again yet: %s", self.name, error)
                 failures += 1
                 continue
             if (session.size, session.namespace.block_size) != shape:

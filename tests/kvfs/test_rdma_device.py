@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import mmap
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from blockdev.errors import DeviceClosed, FabricsError, TargetUnreachable
+from blockdev.errors import DeviceClosed, FabricsError, KeyRefused, TargetUnreachable
 from blockdev.memory import page_buffer
 from blockdev.nvme import NamespaceName, Portal, Transport, parse_namespace
 from blockdev.testing.nvme import FakeFabric
@@ -20,7 +22,9 @@ from kvfs.devices import opening
 from kvfs.rdma_device import RdmaDevice, rdma_devices
 from kvfs.report import devices_of
 from rdma.errors import NoVerbs, RdmaError, TransportBroken
+from rdma.memory_authentication import Terms
 from rdma.memory_target import MemoryTarget
+from rdma.nvme_auth import Secret
 from tests.conftest import ExpectLog
 from tests.kvfs.conftest import Kvfs
 from tests.kvfs.fabrics import NQN, SIZE, drives, host_of
@@ -133,6 +137,27 @@ async def test_what_cannot_be_had_so(network: Network, name: NamespaceName, word
     async with rdma_devices(SETTINGS) as devices:
         with pytest.raises(FabricsError, match=words):
             await devices.open(name)
+
+
+async def test_a_target_that_demands_a_key(network: Network, tmp_path: Path) -> None:
+    key = bytes(range(32))
+    network.target.terms = Terms(Secret(key, None))
+    right, wrong = tmp_path / "right", tmp_path / "wrong"
+    for path, content in ((right, key), (wrong, bytes(32))):
+        checked = content + zlib.crc32(content).to_bytes(4, "little")
+        path.write_text(f"DHHC-1:00:{base64.b64encode(checked).decode()}:\n")
+        path.chmod(0o600)
+    async with rdma_devices(SETTINGS) as devices:
+        device = await devices.open(named(f"?host-key={right}"))
+        await device.flush()
+        for query, words in (
+            ("", "demands authentication: give the DH-HMAC-CHAP key"),
+            (f"?host-key={wrong}", "refuses the key of this host"),
+            (f"?host-key={right}&controller-key={right}", "does not prove that it knows"),
+            (f"?controller-key={right}", "a controller_key alone proves nothing"),
+        ):
+            with pytest.raises(KeyRefused, match=words):
+                await devices.open(named(query))
 
 
 async def test_memory_is_registered_once_with_every_device(network: Network) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from scripts.lib.lab.guest import Guest
 from tests.lab.fabric import PORTS, connect, disconnect, export
-from tests.lab.pools import SECONDS, ok
+from tests.lab.pools import SECONDS, host_nqn, ok
 from tests.lab.sizes import MIB
 
 NQN = "nqn.2026-11.org.example:path"
@@ -79,6 +79,40 @@ def test_what_cannot_be_had_says_why_and_leaves_nothing(target: Guest) -> None:
     ):
         said = target.run("python3", "-m", "tests.lab.inside.rdma_device", "refused", name, seconds=SECONDS)
         assert words in said.stdout, said
+
+
+@pytest.mark.parametrize("group", ["null", "ffdhe2048"])
+def test_a_target_that_demands_a_key(target: Guest, group: str) -> None:
+    """The kernel's target lets in who has its key, proves itself, and nobody else."""
+    nqn, host = f"{NQN}-key-{group}", host_nqn(target)
+    key, other = (target.run("nvme", "gen-dhchap-key", "-n", host).stdout.strip() for _ in range(2))
+    its = target.run("nvme", "gen-dhchap-key", "-n", nqn).stdout.strip()
+    for name, secret in (("key", key), ("other", other), ("its", its)):
+        target.write(f"/etc/kvfs/{name}", secret.encode())
+        target.sh(f"chmod 600 /etc/kvfs/{name}")
+    target.sh("rmdir /sys/kernel/config/nvmet/hosts/* 2> /dev/null || true")
+    target.sh(
+        "losetup -f --show /tmp/backing || (truncate -s 16M /tmp/backing; losetup -f --show /tmp/backing)"
+    )
+    export(
+        target, nqn, target.sh("losetup -n -O NAME -j /tmp/backing").split()[0], "rdma", key=key, host=host
+    )
+    folder = f"/sys/kernel/config/nvmet/hosts/{host}"
+    target.sh(f"echo -n '{its}' > {folder}/dhchap_ctrl_key; echo -n {group} > {folder}/dhchap_dhgroup")
+    for verb, query, words in (
+        ("had", "host-key=/etc/kvfs/key", ""),
+        ("had", "host-key=/etc/kvfs/key&controller-key=/etc/kvfs/its", ""),
+        ("refused", "host-key=/etc/kvfs/other", "refuses the key of this host"),
+        ("refused", "host-key=/etc/kvfs/key&controller-key=/etc/kvfs/other", "does not prove that it knows"),
+        ("refused", "", "demands authentication: give the DH-HMAC-CHAP key"),
+    ):
+        name = f"{uri(target, nqn)}&{query}"
+        said = target.run("python3", "-m", "tests.lab.inside.rdma_device", verb, name, seconds=SECONDS)
+        assert words in said.stdout, said
+    target.sh(
+        f"rm /sys/kernel/config/nvmet/subsystems/{nqn}/allowed_hosts/*; rm /sys/kernel/config/nvmet/ports/*/subsystems/{nqn};"
+        f"rmdir {folder}"
+    )
 
 
 @pytest.fixture

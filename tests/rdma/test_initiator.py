@@ -19,7 +19,7 @@ from blockdev.memory import page_buffer
 from blockdev.testing import check_device
 from kvfs.rdma_device import RdmaDevice
 from rdma import nvme_wire as wire
-from rdma.bring_up import Answer, Ask, Identity, Steps, find_namespace, start_controller
+from rdma.bring_up import Identity, find_namespace, start_controller
 from rdma.errors import (
     CommandFailed,
     KeyWanted,
@@ -30,9 +30,12 @@ from rdma.errors import (
     TransportTimeout,
 )
 from rdma.initiator import Initiator, InitiatorOptions, Piece, open_initiator, pieces
+from rdma.memory_authentication import Terms
 from rdma.memory_target import MemoryTarget
+from rdma.nvme_auth import Secret
 from rdma.nvme_identify import Capabilities
 from rdma.session import SessionOptions
+from rdma.steps import Answer, Ask, Steps
 
 T = TypeVar("T")
 
@@ -148,7 +151,11 @@ def test_a_namespace_that_is_not_there_is_refused() -> None:
 @pytest.mark.parametrize(
     "target, error, words",
     [
-        (MemoryTarget(needs_key=True), KeyWanted, "demands authentication .*let the kernel connect it"),
+        (
+            MemoryTarget(terms=Terms(Secret(bytes(32), None))),
+            KeyWanted,
+            "demands authentication: give .*'host_key'",
+        ),
         (MemoryTarget(metadata=8), NotSupported, "8 bytes of metadata with each block: format it without"),
         (MemoryTarget(block_size=8192), NotSupported, "blocks of 8192 bytes"),
         (MemoryTarget(is_down=True), TransportBroken, "no route"),
@@ -463,3 +470,16 @@ async def test_a_controller_that_refuses_a_sign_of_life_is_left(
         target.refuses = set()
         await trio.sleep(1.5)
         assert device.sessions == 2
+
+
+async def test_a_target_that_gives_no_sign_of_life_is_connected_anew(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    target = MemoryTarget()
+    async with opened(target) as device:
+        target.hold = lambda command: command.opcode == wire.Admin.KEEP_ALIVE
+        await trio.sleep(WHO.keep_alive)
+        assert (device.sessions, device.is_connected) == (1, True)
+        target.hold = lambda _: False
+        await trio.sleep(WHO.keep_alive)
+        assert (device.sessions, device.is_connected) == (2, True)

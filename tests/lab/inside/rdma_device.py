@@ -1,6 +1,7 @@
 """A namespace over RDMA as a device of kvfs.
 
     rdma_device conforms URI        it keeps the contract of `blockdev.device.Device`; what is on it is lost
+    rdma_device had URI             it can be had, and read
     rdma_device refused URI         it cannot be had; prints why
 
 Exit code 1 if it does not, or can; and if anything of descriptors, queue pairs or registered memory is left.
@@ -15,8 +16,10 @@ import trio
 
 from blockdev.device import Device
 from blockdev.errors import FabricsError
+from blockdev.memory import page_buffer
 from blockdev.nvme import NamespaceName, Timers, parse_namespace
 from blockdev.testing import check_device
+from blockdev.types import PAGE
 from kvfs.rdma_device import rdma_devices
 from kvfs.targets import Settings
 from tests.lab.inside.rdma_path import held
@@ -35,6 +38,13 @@ async def conforms(name: NamespaceName) -> bool:
     return True
 
 
+async def had(name: NamespaceName) -> bool:
+    async with rdma_devices(SETTINGS) as devices:
+        device = await devices.open(name)
+        await device.read_into(0, page_buffer(PAGE))
+    return True
+
+
 async def refused(name: NamespaceName) -> bool:
     try:
         async with rdma_devices(SETTINGS) as devices:
@@ -47,6 +57,7 @@ async def refused(name: NamespaceName) -> bool:
 
 VERBS: dict[str, Callable[[NamespaceName], Coroutine[None, None, bool]]] = {
     "conforms": conforms,
+    "had": had,
     "refused": refused,
 }
 
