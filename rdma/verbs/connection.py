@@ -60,7 +60,7 @@ class Device(NamedTuple):
     reads: int
 
 
-class _Slots:
+class Slots:
     """Memory for capsules and for answers, and the work requests that name it.
 
     Sends end in their order, so only some of them say when they do, for all before them too: to be woken up for each would
@@ -134,7 +134,7 @@ class VerbsConnection:
         )
         self._closers.append(channel.close)
         self._channel, self._channel_descriptor = channel, descriptor
-        self._slots = _Slots(library, device.domain, request)
+        self._slots = Slots(library, device.domain, request)
         self._closers.append(self._slots.mr.close)
         sends, receives = len(self._slots.sends), len(self._slots.receives)
         self._cq = library.CQ(device.context, sends + receives, None, channel, 0)

@@ -5,15 +5,20 @@ from __future__ import annotations
 import logging
 import re
 import sys
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rdma.errors import LockRefused, MemoryRefused, NoVerbs
 from rdma.host_memory import address_of, host_memory
+from rdma.nvme_wire import CmRequest
+from rdma.verbs.connection import Slots
 from rdma.verbs.library import Library, load
 from rdma.verbs.memory import Memory
 from rdma.verbs.numbers import Access, WorkStatus, in_words
@@ -81,6 +86,55 @@ def test_what_is_used_of_pyverbs_is_in_the_stubs() -> None:
 
 def test_numbers_in_words() -> None:
     assert in_words(WorkStatus.NO_ANSWER_TO_RETRIES) == "no answer to retries (12)"
+
+
+# ── sends ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class FakeRequests:
+    """Work requests that say what they are made of."""
+
+    def MR(self, domain: object, length: int, access: int, address: int) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(lkey=1)
+
+    def SGE(self, address: int, length: int, key: int) -> range:  # noqa: N802
+        return range(address, address + length)
+
+    def SendWR(self, **what: object) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(**what)
+
+    RecvWR = SendWR
+
+
+@given(st.integers(2, 9), st.lists(st.booleans(), max_size=200))
+def test_sends_have_memory_of_their_own_until_they_have_ended(entries: int, steps: list[bool]) -> None:
+    """Also those that do not say that they have: the next one that does says it for them."""
+    slots: Any = Slots(cast("Any", FakeRequests()), cast("Any", None), CmRequest(1, entries, entries))
+    under_way: deque[Any] = deque()
+    for posts in steps:
+        if posts:
+            send = slots.take(b"c" * 64)
+            if send is None:
+                assert len(under_way) > len(slots.sends) // 2, "there is room for as many as may be under way"
+                continue
+            assert all(send.sg[0] != other.sg[0] for other in under_way)
+            under_way.append(send)
+        elif under_way:
+            ended = under_way.popleft()
+            if ended.send_flags:
+                slots.sent(ended.wr_id)
+
+
+def test_there_is_room_for_all_commands_that_may_be_under_way() -> None:
+    """Though the last ones that ended have not said so."""
+    for entries in range(2, 70):
+        slots: Any = Slots(cast("Any", FakeRequests()), cast("Any", None), CmRequest(1, entries, entries))
+        for _ in range(5 * entries):
+            sent = [slots.take(bytes(64)) for _ in range(entries - 1)]
+            assert None not in sent, entries
+            for one in sent:
+                if one is not None and one.send_flags:
+                    slots.sent(one.wr_id)
 
 
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────
