@@ -27,5 +27,6 @@ class Arena:
             raise ValueError(f"{size} bytes do not hold one frame of {frame_size} bytes")
         self.frame_size = frame_size
         self.size = count * frame_size
-        whole = host_memory(self.size, huge_pages=huge_pages)
-        self.views = tuple(whole[at : at + frame_size] for at in range(0, self.size, frame_size))
+        self.whole = host_memory(self.size, huge_pages=huge_pages)
+        """All of it, for who registers it."""
+        self.views = tuple(self.whole[at : at + frame_size] for at in range(0, self.size, frame_size))

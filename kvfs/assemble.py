@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import stat
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from blockdev.errors import (
     BadSuperblock,
-    DeviceError,
     DeviceMismatch,
-    DeviceTimeout,
-    FabricsError,
     PoolBusy,
     WrongDomain,
 )
-from blockdev.file_device import open_file_device
 from blockdev.lease import Leases, local_domain
 from blockdev.opening import OpenOptions, open_pool
 from blockdev.superblocks import read_superblock
 from blockdev.types import ROOT
 from kvfs.config import load_config
-from kvfs.devices import locate, settings_of
+from kvfs.devices import opening, settings_of
 from kvfs.errors import ConfigError, FramesError, MissingDevice
 from kvfs.frames import Arena, open_frames
 from kvfs.fuse.mount import MountOptions, serve
 from kvfs.names import is_temporary
 from kvfs.sizes import format_size
+from rdma.errors import MemoryRefused
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
     from uuid import UUID
 
     from blockdev.device import Device
@@ -42,13 +38,12 @@ if TYPE_CHECKING:
     from blockdev.returning import Returning
     from blockdev.types import Superblock
     from kvfs.config import Config
+    from kvfs.devices import Opener
     from kvfs.frames import FrameCache
     from kvfs.fuse.mount import Mount
     from kvfs.state import PoolFolder
 
 log = logging.getLogger(__name__)
-
-_ABSENT = frozenset({errno.ENOENT, errno.ENXIO, errno.ENODEV})
 
 LEAST_FRAMES = 2
 """One for what is being written, one for what is read."""
@@ -60,6 +55,7 @@ class Opened(NamedTuple):
     pool: Pool
     config: Config
     returning: Returning
+    opener: Opener
 
 
 class Assembly(NamedTuple):
@@ -68,6 +64,7 @@ class Assembly(NamedTuple):
     pool: Pool
     frames: FrameCache
     returning: Returning
+    opener: Opener
 
 
 @asynccontextmanager
@@ -95,7 +92,8 @@ async def writing(folder: PoolFolder, purpose: str, config: Config | None = None
     """
     config = config or load_config(folder.config)
     async with AsyncExitStack() as stack:
-        devices = await stack.enter_async_context(open_devices(config, writable=True))
+        opener = await stack.enter_async_context(opening(settings_of(config)))
+        devices = await stack.enter_async_context(_open(opener, config, writable=True))
         await _superblock_of(devices, config)
         options = OpenOptions(
             domain=local_domain(folder.path.parent),
@@ -104,7 +102,7 @@ async def writing(folder: PoolFolder, purpose: str, config: Config | None = None
             is_temporary=is_temporary,
         )
         opened = await stack.enter_async_context(_pool(devices, folder, options))
-        yield Opened(opened.pool, config, opened.returning)
+        yield Opened(opened.pool, config, opened.returning, opener)
 
 
 @asynccontextmanager
@@ -139,13 +137,24 @@ async def assembled(folder: PoolFolder, config: Config, purpose: str) -> AsyncIt
     """The pool, open for writing, and its DRAM tier.
 
     :raises ConfigError: too little `memory`
-    :raises FramesError: more `memory` than the system gives
+    :raises FramesError: more `memory` than the system gives, or lets devices reach
     :raises PoolBusy, MissingDevice, WrongDomain, FormatError, DeviceError:
     """
     async with writing(folder, purpose, config) as opened:
         arena = _arena(config, opened.pool.extent_size)
-        async with open_frames(arena, opened.pool) as frames:
-            yield Assembly(opened.pool, frames, opened.returning)
+        with _registered(opened.opener, arena.whole):
+            async with open_frames(arena, opened.pool) as frames:
+                yield Assembly(opened.pool, frames, opened.returning, opened.opener)
+
+
+@contextmanager
+def _registered(opener: Opener, memory: memoryview) -> Iterator[None]:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(opener.rdma.keeping([memory]))
+        except MemoryRefused as error:
+            raise FramesError(f"{error}; or have devices read through the kernel, with path=kernel") from None
+        yield
 
 
 def _arena(config: Config, extent_size: int) -> Arena:
@@ -254,20 +263,26 @@ async def open_devices(config: Config, *, writable: bool, quiet: bool = False) -
     :raises MissingDevice: none is
     :raises DeviceError: one is there and cannot be used
     """
-    devices: list[Device] = []
-    absent: list[Exception] = []
+    async with (
+        opening(settings_of(config)) as opener,
+        _open(opener, config, writable=writable, quiet=quiet) as devices,
+    ):
+        yield devices
+
+
+@asynccontextmanager
+async def _open(
+    opener: Opener, config: Config, *, writable: bool, quiet: bool = False
+) -> AsyncIterator[list[Device]]:
     async with AsyncExitStack() as stack:
-        for place in await locate(config.devices, settings_of(config)):
-            device = (
-                place
-                if isinstance(place, FabricsError)
-                else await _open_device(place, config, writable=writable)
-            )
-            if isinstance(device, Exception):
-                absent.append(device)
+        devices: list[Device] = []
+        absent: list[Exception] = []
+        for found in await opener.open(config.devices, writable=writable):
+            if isinstance(found, Exception):
+                absent.append(found)
             else:
-                stack.push_async_callback(device.aclose)
-                devices.append(device)
+                stack.push_async_callback(found.aclose)
+                devices.append(found)
         if not devices:
             raise MissingDevice(
                 f"none of the devices of pool '{config.name}' is there: {'; '.join(map(str, absent))}; "
@@ -276,13 +291,3 @@ async def open_devices(config: Config, *, writable: bool, quiet: bool = False) -
         for error in () if quiet else absent:
             log.warning("%s; the pool goes on without it", error)
         yield devices
-
-
-async def _open_device(path: Path, config: Config, *, writable: bool) -> Device | DeviceError:
-    """The device, or why it is not there. :raises DeviceError: it is there and cannot be used"""
-    try:
-        return await open_file_device(path, writable=writable, io_timeout=config.io_timeout)
-    except DeviceError as error:
-        if not (error.errno in _ABSENT or isinstance(error, DeviceTimeout)):
-            raise
-        return error

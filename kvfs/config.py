@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import yaml
 
-from blockdev.nvme import Credentials, NamespaceName, Transport, is_uri, parse_namespace
-from blockdev.nvme.names import make_target, read_key_path, read_namespace, read_transport
+from blockdev.nvme import Credentials, DataPath, NamespaceName, Transport, is_uri, parse_namespace
+from blockdev.nvme.names import make_namespace, make_target, read_data_path, read_key_path, read_transport
 from blockdev.types import GIB, MIB
 from kvfs.errors import ConfigError
 from kvfs.sizes import exact_size, parse_size
@@ -41,7 +41,7 @@ MAX_TIMEOUT = 600.0
 """Of an I/O, in seconds."""
 MIN_MEMORY = 8 * MIB
 NEVER = "never"
-_NAMESPACE_KEYS = ("transport", "address", "nqn", "namespace", "host_key", "controller_key", "tls")
+_NAMESPACE_KEYS = ("transport", "address", "nqn", "namespace", "host_key", "controller_key", "tls", "path")
 
 
 class Address(NamedTuple):
@@ -315,7 +315,8 @@ def _namespace(node: yaml.MappingNode) -> NamespaceName:
         text["nqn"],
         Credentials(host_key, controller_key, tls="tls" in said and _switch(said["tls"])),
     )
-    return NamespaceName(target, read_namespace(text["namespace"]))
+    data_path = read_data_path(text.get("path", DataPath.AUTO.value))
+    return make_namespace(target, text["namespace"], data_path)
 
 
 def _addresses(node: yaml.Node | None) -> list[str]:

@@ -64,7 +64,7 @@ async def _serve(plan: Plan, announce: Callable[[], None]) -> None:
         def ready(mount: Mount) -> None:
             nursery.start_soon(Service(plan, assembly, mount).run, announce)
 
-        nursery.start_soon(Watch(assembly.pool, assembly.returning, config).run)
+        nursery.start_soon(Watch(assembly.pool, assembly.returning, config, assembly.opener).run)
         try:
             await serve_mount(assembly, config, path, ready)
         finally:

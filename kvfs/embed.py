@@ -78,7 +78,7 @@ async def _members(folder: PoolFolder, config: Config) -> AsyncIterator[tuple[As
     async with assembled(folder, config, "used by an engine") as assembly:
         source = PoolSource(assembly.pool, assembly.frames)
         async with open_stream(source) as stream, trio.open_nursery() as nursery:
-            nursery.start_soon(Watch(assembly.pool, assembly.returning, config).run)
+            nursery.start_soon(Watch(assembly.pool, assembly.returning, config, assembly.opener).run)
             yield assembly, stream
             nursery.cancel_scope.cancel()
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import trio
 import yaml
 
 from blockdev.creating import CreateOptions, add_device, create_pool, erase, set_domain
@@ -31,15 +30,16 @@ from blockdev.errors import (
     PoolBusy,
     WrongDomain,
 )
-from blockdev.file_device import create_file, open_file_device
+from blockdev.file_device import create_file
 from blockdev.lease import Leases, local_domain
+from blockdev.nvme import NamespaceName
 from blockdev.signatures import foreign_signature, wipe_signatures
 from blockdev.superblocks import read_superblock
 from blockdev.types import EXTENT_CLASSES, PAGE, SlotClass
 from kvfs import targets
 from kvfs.assemble import locked, open_devices
 from kvfs.config import Config, DeviceName, Durability, load_config, parse_config, render_config
-from kvfs.devices import known_path, locate, settings_of
+from kvfs.devices import Place, known_path, locate, opened_at, settings_of
 from kvfs.errors import ConfigError, MissingDevice
 from kvfs.sizes import format_size
 from kvfs.state import PoolFolder, StateDirectory, write_atomically
@@ -61,13 +61,13 @@ class PlannedDevice:
     """What is to become of a device.
 
     :ivar name: as it is to be found again
-    :ivar path: where it is now
+    :ivar place: where it is opened
     :ivar size: bytes
     :ivar holds: what it holds now and would lose
     """
 
     name: DeviceName
-    path: Path
+    place: Place
     action: str
     size: int
     holds: str | None
@@ -124,22 +124,25 @@ async def plan(
     :raises DeviceError, FabricsError:
     """
     planned: list[PlannedDevice] = []
-    for name, path in await _places(names, connect=options.connect):
-        device = await (_existing(name, path) if os.path.lexists(path) else _new_file(path, options.size))
+    for name, place in await _places(names, connect=options.connect):
+        if isinstance(place, Path) and not os.path.lexists(place):
+            device = await _new_file(place, options.size)
+        else:
+            device = await _existing(name, place)
         if device.holds is not None:
-            await refuse_in_use(state, path)
+            await refuse_in_use(state, place)
             if not options.force:
                 raise ForeignSignature(
-                    f"{path} is not empty, it holds: {device.holds}; take another device, or --force to overwrite it"
+                    f"{place} is not empty, it holds: {device.holds}; take another device, or --force to overwrite it"
                 )
         planned.append(device)
     return planned
 
 
-async def _places(names: Sequence[DeviceName], *, connect: bool) -> list[tuple[DeviceName, Path]]:
+async def _places(names: Sequence[DeviceName], *, connect: bool) -> list[tuple[DeviceName, Place]]:
     """Where the devices are now. :raises DeviceMismatch, FabricsError:"""
     names = _absolute(names)
-    places: list[tuple[DeviceName, Path]] = []
+    places: list[tuple[DeviceName, Place]] = []
     for name, place in zip(names, await locate(names, targets.Settings(), connect=connect), strict=True):
         if isinstance(place, FabricsError):
             raise place
@@ -165,12 +168,14 @@ def _refuse_twice(identified: Sequence[tuple[DeviceName, Hashable]]) -> None:
         seen[identity] = name
 
 
-def _identity(path: Path) -> Hashable:
+def _identity(place: Place) -> Hashable:
     """What is the same for all names of a device or file."""
+    if isinstance(place, NamespaceName):
+        return place
     try:
-        found = path.stat()
+        found = place.stat()
     except OSError:
-        return os.path.realpath(path)
+        return os.path.realpath(place)
     return found.st_rdev if stat.S_ISBLK(found.st_mode) else (found.st_dev, found.st_ino)
 
 
@@ -190,18 +195,18 @@ async def _new_file(path: Path, size: int | None) -> PlannedDevice:
     return PlannedDevice(path, path, CREATE_FILE, size, None)
 
 
-async def _existing(name: DeviceName, path: Path) -> PlannedDevice:
-    async with _opened(path, writable=False) as device:
+async def _existing(name: DeviceName, place: Place) -> PlannedDevice:
+    async with opened_at(place, writable=False) as device:
         action = USE_FILE if device.is_file else USE_DRIVE
-        return PlannedDevice(name, path, action, device.size, await foreign_signature(device))
+        return PlannedDevice(name, place, action, device.size, await foreign_signature(device))
 
 
-async def refuse_in_use(state: StateDirectory, path: Path) -> None:
+async def refuse_in_use(state: StateDirectory, place: Place) -> None:
     """--force is no licence to pull a device from under a running mount.
 
     :raises PoolBusy:
     """
-    async with _opened(path, writable=False) as device:
+    async with opened_at(place, writable=False) as device:
         try:
             superblock = await read_superblock(device)
         except FormatError:
@@ -212,17 +217,7 @@ async def refuse_in_use(state: StateDirectory, path: Path) -> None:
             holders = leases.holders()
         if holders:
             who = " and ".join(f"process {holder.pid}, {holder.purpose}" for holder in holders)
-            raise PoolBusy(f"{path} is in use by pool '{superblock.name}', {who}")
-
-
-@asynccontextmanager
-async def _opened(path: Path, *, writable: bool) -> AsyncIterator[Device]:
-    device = await open_file_device(path, writable=writable)
-    try:
-        yield device
-    finally:
-        with trio.CancelScope(shield=True):
-            await device.aclose()
+            raise PoolBusy(f"{place} is in use by pool '{superblock.name}', {who}")
 
 
 # ── creating ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -271,10 +266,12 @@ async def _devices_for(
     async with AsyncExitStack() as stack:
         try:
             for one in planned:
-                if one.action == CREATE_FILE:
-                    await _make(one)
-                    made.append(one.path)
-            devices = [await stack.enter_async_context(_opened(one.path, writable=True)) for one in planned]
+                if one.action == CREATE_FILE and isinstance(one.place, Path):
+                    await _make(one.place, one.size)
+                    made.append(one.place)
+            devices = [
+                await stack.enter_async_context(opened_at(one.place, writable=True)) for one in planned
+            ]
             for device in devices:
                 await _refuse_own(device, present)
             for one, device in zip(planned, devices, strict=True):
@@ -301,9 +298,9 @@ async def _refuse_own(new: Device, present: Sequence[Device]) -> None:
             )
 
 
-async def _make(planned: PlannedDevice) -> None:
+async def _make(path: Path, size: int) -> None:
     try:
-        await create_file(planned.path, planned.size)
+        await create_file(path, size)
     except DeviceError as error:
         if error.errno == errno.ENOSPC:
             raise NoSpace(
@@ -412,7 +409,7 @@ async def _erase_what_can_be(config: Config) -> None:
         try:
             if isinstance(place, FabricsError):
                 raise place
-            async with _opened(place, writable=True) as device:
+            async with opened_at(place, writable=True) as device:
                 if await _may_be_of(device, config.name):
                     await erase(device)
         except (DeviceError, FabricsError) as error:

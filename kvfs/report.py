@@ -14,11 +14,13 @@ from blockdev.nvme import LIVE as NVME_LIVE
 from blockdev.scrub import scrub
 from blockdev.types import DeviceNo, SlotClass
 from kvfs import targets
+from kvfs.rdma_device import RdmaDevice
 from kvfs.sizes import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from blockdev.device import Device
     from blockdev.media import Attached
     from blockdev.nvme import Namespace, Subsystem
     from blockdev.pool import Pool
@@ -105,9 +107,9 @@ def devices_of(pool: Pool) -> list[Json]:
             "path": None,
             "uuid": str(entry.uuid),
         }
-        row |= {"ways": None, "ana": None, "nqn": None}
+        row |= {"ways": None, "ana": None, "nqn": None, "via": None}
         if attached is not None:
-            row |= {"state": _state_of(attached), "path": attached.device.name}
+            row |= {"state": _state_of(attached), "path": attached.device.name, "via": via(attached.device)}
             held = sysfs.holding(attached.device.name)
             if held is not None:
                 row |= _fabric_of(*held)
@@ -121,7 +123,14 @@ def _state_of(attached: Attached) -> str:
     if attached.lost:
         return LOST
     device = attached.device
+    if isinstance(device, RdmaDevice):
+        return LIVE if device.is_connected else CONNECTING
     return SLOW if isinstance(device, FileDevice) and device.statistics().zombies else LIVE
+
+
+def via(device: Device) -> str:
+    """Who moves its bytes: the kernel, or this process over RDMA."""
+    return "rdma" if isinstance(device, RdmaDevice) else "kernel"
 
 
 def _fabric_of(subsystem: Subsystem, namespace: Namespace) -> Json:
@@ -181,8 +190,16 @@ def statistics_of(pool: Pool, frames: FrameCache, mount: Mount) -> Json:
         "space": space_of(of_pool.space),
         "frames": plain(frames.statistics()),
         "mount": plain(mount.statistics()),
-        "devices": {"unreachable": len(of_pool.unreachable_devices)},
+        "devices": {"unreachable": len(of_pool.unreachable_devices)} | _paths(pool),
     }
+
+
+def _paths(pool: Pool) -> Json:
+    """How many devices are used by each path, and how often connections of ours were made."""
+    used = [attached.device for attached in pool.media.devices.values() if not attached.lost]
+    ours = [device for device in used if isinstance(device, RdmaDevice)]
+    connected = sum(device.inner.sessions for device in ours)
+    return {"rdma": len(ours), "kernel": len(used) - len(ours), "rdma_connected": connected}
 
 
 async def scrub_report(pool: Pool, report: Callable[[Json], Awaitable[None]]) -> Json:

@@ -4,7 +4,9 @@ The kernel knows within moments that the connection to a target is gone, while I
 come back, up to `fast_io_fail`. A cache need not wait: the device counts as lost, so that its objects are misses and
 what is stored goes to the others. So it does when one operation did not end in time, and those behind the same address
 must then prove at once that they answer: no call is to wait for two. When the kernel has its connection back, or the
-device can be opened again, it is taken back after it was seen to be the one that was lost.
+device can be opened again, it is taken back after it was seen to be the one that was lost. Of a device that this process
+reaches by itself, over RDMA, its own connection tells how it is; when it is lost, it is opened anew, by whichever path
+there is then.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ import trio
 from blockdev.errors import BlockError, DeviceError, DeviceTimeout, FabricsError
 from blockdev.file_device import open_file_device
 from blockdev.memory import page_buffer
+from blockdev.nvme import NamespaceName
 from blockdev.types import PAGE
 from kvfs import targets
-from kvfs.devices import locate, settings_of
+from kvfs.devices import locate, may_use_rdma, settings_of
+from kvfs.rdma_device import RdmaDevice
 
 if TYPE_CHECKING:
     from blockdev.device import Device
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from blockdev.returning import Returning
     from blockdev.types import DeviceNo
     from kvfs.config import Config, DeviceName
+    from kvfs.devices import Opener
     from kvfs.targets import Fabric
 
 log = logging.getLogger(__name__)
@@ -50,7 +55,7 @@ RETRY_MAX: Final = 15.0
 class _Watched:
     """What is known of one device.
 
-    :ivar over_fabrics: it is a namespace, so that the kernel tells how it is
+    :ivar over_fabrics: it is a namespace that the kernel has, and so tells how it is
     :ivar addresses: of its target
     :ivar away: looks in a row at which it was out of reach
     :ivar retry_at: when to try again to take it back
@@ -69,11 +74,12 @@ class Watch:
     """Over the devices of one pool, those that were there when it was opened."""
 
     def __init__(
-        self, pool: Pool, returning: Returning, config: Config, fabric: Fabric | None = None
+        self, pool: Pool, returning: Returning, config: Config, opener: Opener, fabric: Fabric | None = None
     ) -> None:
         self._media = pool.media
         self._returning = returning
         self._config = config
+        self._opener = opener
         self._fabric = fabric or targets.fabric()
         self._watched: dict[DeviceNo, _Watched] = {}
         self._nursery: trio.Nursery | None = None
@@ -96,16 +102,26 @@ class Watch:
         names = self._config.devices
         places = await locate(names, settings_of(self._config), connect=False)
         named = {str(place): name for name, place in zip(names, places, strict=True)}
+        named |= {str(name): name for name in names}
         for number, attached in self._media.devices.items():
             path = attached.device.name
             name = named.get(path, Path(path))
             held = self._fabric.sysfs.holding(path)
-            controllers = held[0].controllers if held is not None else ()
-            addresses = frozenset(controller.address for controller in controllers)
-            self._watched[number] = _Watched(name, held is not None, addresses)
+            addresses = (
+                {controller.address for controller in held[0].controllers} if held is not None else set()
+            )
+            if isinstance(name, NamespaceName):
+                addresses |= {portal.address for portal in name.target.portals}
+            self._watched[number] = _Watched(name, held is not None, frozenset(addresses))
+
+    def _is_reached(self, number: DeviceNo, one: _Watched) -> bool:
+        device = self._media.devices[number].device
+        if isinstance(device, RdmaDevice):
+            return device.is_connected
+        return not one.over_fabrics or bool(self._fabric.sysfs.carries(device.name))
 
     def _look(self, number: DeviceNo, one: _Watched) -> None:
-        if not one.over_fabrics or self._fabric.sysfs.carries(self._media.devices[number].device.name):
+        if self._is_reached(number, one):
             one.away = 0
             return
         one.away += 1
@@ -142,7 +158,8 @@ class Watch:
 
     def _may_be_back(self, number: DeviceNo, one: _Watched) -> bool:
         """Whether it makes sense to try; while the kernel has the device and no way to it, that is known for nothing."""
-        if self._fabric.sysfs.carries(self._media.devices[number].device.name) is False:
+        known = self._media.devices[number].device.name
+        if self._fabric.sysfs.carries(known) is False and not may_use_rdma(one.name):
             return False
         return trio.current_time() >= one.retry_at
 
@@ -158,20 +175,23 @@ class Watch:
         finally:
             one.returning = False
 
-    async def _place(self, known: str, one: _Watched) -> Path:
-        """Where the device is now; its target is connected again, if need be. :raises FabricsError:"""
-        if self._fabric.sysfs.carries(known):
-            return Path(known)  # as it was; that it is the same one is seen when it is read
-        (place,) = await locate([one.name], settings_of(self._config))
-        if isinstance(place, FabricsError):
-            raise place
-        if one.over_fabrics and not self._fabric.sysfs.carries(str(place)):
-            raise FabricsError(f"{place}: no way to it is open")
-        return place
+    async def _opened(self, known: str, one: _Watched) -> Device:
+        """The device as it is now; its target is connected again, if need be. :raises FabricsError, DeviceError:"""
+        if not may_use_rdma(one.name) and self._fabric.sysfs.carries(known):
+            # As it was; that it is the same one is seen when it is read.
+            return await open_file_device(Path(known), io_timeout=self._config.io_timeout)
+        (device,) = await self._opener.open([one.name], writable=True)
+        if isinstance(device, Exception):
+            raise device
+        is_kernels = self._fabric.sysfs.holding(device.name) is not None
+        if is_kernels and not self._fabric.sysfs.carries(device.name):
+            await device.aclose()
+            raise FabricsError(f"{device.name}: no way to it is open")
+        one.over_fabrics = is_kernels
+        return device
 
     async def _open_and_take_back(self, number: DeviceNo, one: _Watched) -> None:
-        place = await self._place(self._media.devices[number].device.name, one)
-        device = await open_file_device(place, io_timeout=self._config.io_timeout)
+        device = await self._opened(self._media.devices[number].device.name, one)
         try:
             await self._returning.take_back(number, device)
         finally:

@@ -1,17 +1,13 @@
-"""How a controller is brought up: which commands, in which order, and what their answers must say. Pure.
-
-Each of these is a generator: it yields what to ask, or for how long to pause, is sent the answer, and returns what it found
-out. Whoever runs one does the sending and the waiting, and needs to know nothing of what is asked.
-"""
+"""How a controller is brought up: which commands, in which order, and what their answers must say. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
 
 from rdma import nvme_wire as wire
-from rdma.errors import CommandFailed, KeyWanted, NotSupported
+from rdma.authentication import Keys, authenticate
+from rdma.errors import CommandFailed, KeyRefused, KeyWanted, NotSupported
+from rdma.nvme_auth import Parties
 from rdma.nvme_identify import (
     ENABLE,
     IDENTIFY_SIZE,
@@ -21,41 +17,15 @@ from rdma.nvme_identify import (
     Namespace,
 )
 from rdma.nvme_status import AUTHENTICATION_REQUIRED
+from rdma.steps import Ask, Steps
 
 _PAGE = 4096
 _POLL = 0.05
 """Seconds between two looks whether the controller is ready."""
 _NO_KEY = (
-    "demands authentication (DH-HMAC-CHAP), which this initiator does not have yet: let the kernel connect it, "
-    "with 'host_key' in the configuration"
+    "demands authentication: give the DH-HMAC-CHAP key that the target has for this host, as 'host_key' in the "
+    "configuration"
 )
-
-
-class Ask(NamedTuple):
-    """A command, and the data that go with it.
-
-    :ivar what: for people
-    :ivar command: made when it is known where the data are
-    :ivar data: that the controller reads; as many bytes are lent as it has, or as `answer` says
-    :ivar answer: bytes that the controller writes
-    """
-
-    what: str
-    command: Callable[[wire.Sgl], wire.Command]
-    data: bytes = b""
-    answer: int = 0
-
-
-class Answer(NamedTuple):
-    """:ivar result: of the completion"""
-
-    result: int
-    data: bytes
-
-
-T = TypeVar("T")
-Steps = Generator[Ask | float, Answer, T]
-"""Yields what to ask, or the seconds to pause; returns what was found out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +34,14 @@ class Identity:
 
     :ivar host_id: 16 bytes
     :ivar keep_alive: seconds of silence after which the controller gives us up
+    :ivar keys: with which both prove who they are; None if we have none
     """
 
     subsystem: str
     host: str
     host_id: bytes
     keep_alive: float = 15.0
+    keys: Keys | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +64,7 @@ def start_controller(who: Identity, depth: int, queues: int) -> Steps[Found]:
 
     :param depth: entries of this queue
     :param queues: I/O queues that we would like
-    :raises KeyWanted, NotSupported, CommandFailed:
+    :raises KeyWanted, KeyRefused, NotSupported, CommandFailed:
     """
     number = yield from _connect(who, wire.ADMIN_QUEUE, depth, wire.ANY_CONTROLLER)
     answer = yield Ask("reading its capabilities", lambda _: wire.property_get(wire.Property.CAP))
@@ -112,7 +84,7 @@ def start_controller(who: Identity, depth: int, queues: int) -> Steps[Found]:
 
 
 def start_queue(who: Identity, queue: int, depth: int, controller: int) -> Steps[None]:
-    """On an I/O queue that is connected to nothing yet. :raises KeyWanted, CommandFailed:"""
+    """On an I/O queue that is connected to nothing yet. :raises KeyWanted, KeyRefused, CommandFailed:"""
     yield from _connect(who, queue, depth, controller)
 
 
@@ -156,7 +128,11 @@ def _connect(who: Identity, queue: int, depth: int, controller: int) -> Steps[in
             raise KeyWanted(f"{who.subsystem} {_NO_KEY}") from None
         raise
     if answer.result >> 16 & 0xFFFF:  # AUTHREQ: it wants to be authenticated to before anything else
-        raise KeyWanted(f"{who.subsystem} {_NO_KEY}")
+        if who.keys is None:
+            raise KeyWanted(f"{who.subsystem} {_NO_KEY}")
+        yield from authenticate(Parties(who.host, who.subsystem), who.keys)
+    elif who.keys is not None and who.keys.controller is not None:
+        raise KeyRefused(f"{who.subsystem} does not prove who it is, as 'controller_key' wants it to")
     return answer.result & 0xFFFF
 
 

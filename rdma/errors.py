@@ -10,6 +10,7 @@ RdmaError
 │   ├── TransferCancelled  nobody wants it any more
 │   └── TransferExpired    its deadline passed before it could begin
 ├── StreamClosed           used after its block had ended
+├── NoVerbs                this host or this Python cannot do RDMA; says what is missing
 ├── TransportError         a connection to a target
 │   ├── TransportClosed    we closed it
 │   ├── TransportBroken    the peer, or the way to it, ended it
@@ -19,7 +20,8 @@ RdmaError
     ├── WireError          bytes that are no such structure
     ├── CommandFailed      it answered a command with an error; carries the status
     ├── NotSupported       a controller or namespace of a kind that is not used here
-    └── KeyWanted          it demands authentication
+    ├── KeyWanted          it demands authentication, and there is no key
+    └── KeyRefused         one of both does not believe the other
 """
 
 from __future__ import annotations
@@ -74,8 +76,19 @@ class StreamClosed(RdmaError):
     """The stream's block has ended."""
 
 
+class NoVerbs(RdmaError):
+    """This host, or this Python, cannot do RDMA."""
+
+
 class TransportError(RdmaError):
-    """A connection to a target does not do."""
+    """A connection to a target does not do.
+
+    :ivar status: the number with which the system, the network device or the peer says why; None if none of them does
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class TransportClosed(TransportError):
@@ -107,7 +120,11 @@ class NotSupported(NvmeError):
 
 
 class KeyWanted(NvmeError):
-    """The controller demands authentication, which is not there yet."""
+    """The controller demands authentication, and there is no key."""
+
+
+class KeyRefused(NvmeError):
+    """The controller does not believe us, or does not prove who it is."""
 
 
 class CommandFailed(NvmeError):

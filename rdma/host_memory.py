@@ -67,12 +67,17 @@ def _lock(view: memoryview) -> None:
         reason = ctypes.get_errno()
         if reason not in (errno.ENOMEM, errno.EPERM, errno.EAGAIN):
             raise OSError(reason, "mlock failed")
-        limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-        allowed = "no limit" if limit == resource.RLIM_INFINITY else f"{limit >> 10} KiB"
-        raise LockRefused(
-            f"the system does not let this process lock {view.nbytes >> 10} KiB of memory (RLIMIT_MEMLOCK is {allowed}): "
-            f"raise it with 'ulimit -l {view.nbytes >> 10}' in the shell, or LimitMEMLOCK=infinity in the service's unit"
-        )
+        raise lock_refused(view.nbytes)
+
+
+def lock_refused(size: int) -> LockRefused:
+    """The error that says that `size` bytes cannot be locked, why, and what to do."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    allowed = "no limit" if limit == resource.RLIM_INFINITY else f"{limit >> 10} KiB"
+    return LockRefused(
+        f"the system does not let this process lock {size >> 10} KiB of memory (RLIMIT_MEMLOCK is {allowed}): raise it with "
+        f"'ulimit -l {size >> 10}' in the shell, or LimitMEMLOCK=infinity in the service's unit"
+    )
 
 
 def unlock(view: memoryview) -> None:

@@ -13,6 +13,7 @@ initiator is open. What must always hold:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ import trio
 
 from rdma import nvme_wire as wire
 from rdma.errors import (
-    NvmeError,
+    RdmaError,
     TransportBroken,
     TransportClosed,
     TransportError,
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from rdma.bring_up import Identity
     from rdma.nvme_queue import Queue
     from rdma.transport import Fabric
+
+log = logging.getLogger(__name__)
 
 _PAUSES: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 """Seconds before another attempt to connect; the last one repeats."""
@@ -92,6 +95,7 @@ class Initiator:
 
     def __init__(self, fabric: Fabric, who: Identity, nsid: int, options: InitiatorOptions) -> None:
         self.name = f"{who.subsystem}/{nsid}"
+        """For people."""
         self.size = 0
         self.block_size = PAGE
         self.sessions = 0
@@ -132,6 +136,10 @@ class Initiator:
         data = wire.pack_ranges([blocks])
         with lent(self._fabric, data, len(data)) as (sgl, _):
             await self._operate("discard", lambda _: [wire.deallocate(self._nsid, 1, sgl)])
+
+    @property
+    def is_connected(self) -> bool:
+        return self._session is not None and not self._session.broken.is_set()
 
     def give_up(self) -> None:
         """Refuse everything from here on; what is under way ends with TransportClosed."""
@@ -262,15 +270,18 @@ class Initiator:
         """Connect again whenever the connection breaks, until closed."""
         shape, failures = (self.size, self.block_size), 0
         while not self._closed:
-            if self._session is not None:
-                await self._session.broken.wait()
+            session = self._session
+            if session is not None:
+                await session.broken.wait()
+                log.info("%s: %s", self.name, session.why)
                 self._change(None)
             await trio.sleep(_PAUSES[min(failures, len(_PAUSES) - 1)])
             try:
                 session = await start_session(
                     self._fabric, self._who, self._nsid, self._options.session, nursery
                 )
-            except (NvmeError, TransportError):
+            except RdmaError as error:
+                log.info("%s is not connected again yet: %s", self.name, error)
                 failures += 1
                 continue
             if (session.size, session.namespace.block_size) != shape:
@@ -293,14 +304,21 @@ async def open_initiator(
 ) -> AsyncIterator[Initiator]:
     """A namespace for the length of the block.
 
-    :raises KeyWanted, NotSupported, CommandFailed, TransportError: it cannot be had
+    :raises KeyWanted, NotSupported, CommandFailed, TransportError, MemoryRefused: it cannot be had
     """
     initiator = Initiator(fabric, who, nsid, options or InitiatorOptions())
+    refused: RdmaError | None = None
     async with trio.open_nursery() as nursery:
-        await initiator.connect(nursery)
-        nursery.start_soon(initiator.keep, nursery)
         try:
-            yield initiator
-        finally:
-            await initiator.aclose()
-            nursery.cancel_scope.cancel()
+            await initiator.connect(nursery)
+        except RdmaError as error:
+            refused = error  # raised where the nursery does not put it into a group
+        else:
+            nursery.start_soon(initiator.keep, nursery)
+            try:
+                yield initiator
+            finally:
+                await initiator.aclose()
+        nursery.cancel_scope.cancel()
+    if refused is not None:
+        raise refused

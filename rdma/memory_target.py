@@ -18,6 +18,8 @@ import trio
 from rdma import nvme_wire as wire
 from rdma.errors import TransportBroken, TransportClosed, TransportRefused
 from rdma.host_memory import address_of
+from rdma.memory_authentication import Authentication, Terms
+from rdma.nvme_auth import Parties
 from rdma.nvme_identify import IDENTIFY_SIZE, Capabilities
 from rdma.nvme_status import AUTHENTICATION_REQUIRED, SUCCESS, Status
 
@@ -58,6 +60,7 @@ class MemoryConnection:
 
     def __init__(self, target: MemoryTarget, queue: int) -> None:
         self.queue = queue
+        self.authentication: Authentication | None = None
         self._target = target
         self._answers: deque[bytes] = deque()
         self._news = trio.Event()
@@ -96,14 +99,14 @@ class MemoryConnection:
             raise self._end(f"queue {self.queue} is not connected any more")
 
 
-@dataclass
+@dataclass(eq=False)
 class MemoryTarget:
     """One subsystem with one namespace; a `rdma.transport.Fabric` that leads to it.
 
     :ivar hold: which commands are not answered until `release`
     :ivar is_deaf: it does not abort either
     :ivar is_down: nothing can be connected
-    :ivar needs_key: it demands authentication
+    :ivar terms: what it demands of hosts before they may do anything
     :ivar refuses: opcodes of the admin queue that it does not know
     :ivar rng: answers come in any order, if given
     :ivar dropped: transfers of commands whose queue was gone: a network card does not do them
@@ -119,7 +122,7 @@ class MemoryTarget:
     hold: Callable[[wire.Command], bool] = lambda _: False
     is_deaf: bool = False
     is_down: bool = False
-    needs_key: bool = False
+    terms: Terms | None = None
     refuses: set[int] = field(default_factory=set)
     rng: Random | None = None
     dropped: int = 0
@@ -197,23 +200,45 @@ class MemoryTarget:
     def _result(self, one: Held) -> tuple[int, Status]:
         command = one.command
         if command.is_fabrics:
-            return self._fabrics(command)
+            return self._fabrics(one.connection, command)
+        if not self._may(one.connection):
+            return 0, AUTHENTICATION_REQUIRED
         if one.connection.queue == wire.ADMIN_QUEUE:
             return self._admin(command)
         return 0, self._io(command)
 
-    def _fabrics(self, command: wire.Command) -> tuple[int, Status]:
+    def _fabrics(self, connection: MemoryConnection, command: wire.Command) -> tuple[int, Status]:
         if command.nsid == wire.Fabrics.CONNECT:
-            wire.unpack_connect_data(self._memory(command.data))
-            return _CONTROLLER | (1 << 17 if self.needs_key else 0), SUCCESS
+            return self._connect(connection, command), SUCCESS
+        if command.nsid == wire.Fabrics.AUTHENTICATION_SEND and connection.authentication is not None:
+            connection.authentication.take(bytes(self._memory(command.data)))
+            return 0, SUCCESS
+        if command.nsid == wire.Fabrics.AUTHENTICATION_RECEIVE and connection.authentication is not None:
+            said = connection.authentication.give()
+            self._memory(command.data)[: len(said)] = said
+            return 0, SUCCESS
+        if not self._may(connection):
+            return 0, AUTHENTICATION_REQUIRED
         if command.nsid == wire.Fabrics.PROPERTY_SET:
             self._is_enabled = bool(command.words[2] & 1)
             return 0, SUCCESS
-        if self.needs_key:
-            return 0, AUTHENTICATION_REQUIRED
         if command.words[1] == wire.Property.CAP:
             return Capabilities(128, 7.5).pack(), SUCCESS
         return int(self._is_enabled), SUCCESS
+
+    def _connect(self, connection: MemoryConnection, command: wire.Command) -> int:
+        data = wire.unpack_connect_data(self._memory(command.data))
+        if self.terms is None:
+            return _CONTROLLER
+        who = Parties(data.host, data.subsystem)
+        connection.authentication = Authentication(who, self.terms, Random(connection.queue))
+        return _CONTROLLER | 1 << 17
+
+    def _may(self, connection: MemoryConnection) -> bool:
+        """Whether its host has proved who it is, if that is demanded."""
+        return self.terms is None or (
+            connection.authentication is not None and connection.authentication.passed
+        )
 
     def _admin(self, command: wire.Command) -> tuple[int, Status]:
         if command.opcode in self.refuses:

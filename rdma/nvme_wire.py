@@ -208,6 +208,22 @@ def property_set(which: Property, value: int) -> Command:
     return Command(Admin.FABRICS, Fabrics.PROPERTY_SET, words=(0, which, value, 0, 0, 0))
 
 
+def authentication_send(data: Sgl, length: int) -> Command:
+    """Authentication Send (Base 6.2) of a message of `length` bytes; see `rdma.nvme_auth`."""
+    return _authentication(Fabrics.AUTHENTICATION_SEND, data, length)
+
+
+def authentication_receive(data: Sgl, length: int) -> Command:
+    """Authentication Receive (Base 6.1) of a message of at most `length` bytes."""
+    return _authentication(Fabrics.AUTHENTICATION_RECEIVE, data, length)
+
+
+def _authentication(kind: Fabrics, data: Sgl, length: int) -> Command:
+    protocol, specific = 0xE9, 0x01  # NVMe authentication, and both bytes of what is specific to it
+    word = protocol << 24 | specific << 16 | specific << 8
+    return Command(Admin.FABRICS, kind, data, (word, length, 0, 0, 0, 0))
+
+
 def disconnect() -> Command:
     """Disconnect (Base 6.4): the end of an I/O queue."""
     return Command(Admin.FABRICS, Fabrics.DISCONNECT)

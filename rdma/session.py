@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import trio
 
-from rdma.bring_up import Answer, Ask, Found, Identity, Steps, find_namespace, start_controller, start_queue
+from rdma.bring_up import Found, Identity, find_namespace, start_controller, start_queue
 from rdma.errors import (
     CommandFailed,
     TransportBroken,
@@ -22,6 +22,7 @@ from rdma.host_memory import PAGE, host_memory
 from rdma.nvme_identify import Namespace
 from rdma.nvme_queue import Queue
 from rdma.nvme_wire import ADMIN_QUEUE, NO_DATA, CmRequest, Keyed, keep_alive
+from rdma.steps import Answer, Ask, Steps
 from rdma.transport import Fabric
 
 T = TypeVar("T")
@@ -46,7 +47,8 @@ class Session:
 
     :ivar found: what the controller said of itself
     :ivar queues: the I/O queues
-    :ivar broken: set when it has ended, whyever
+    :ivar broken: set when it has ended
+    :ivar why: it has ended
     """
 
     found: Found
@@ -60,7 +62,7 @@ class Session:
         self._who = who
         self._nursery = nursery
         self._turn = count()
-        self._why: TransportError | None = None
+        self.why: TransportError | None = None
 
     @property
     def size(self) -> int:
@@ -73,8 +75,8 @@ class Session:
 
     def tear_down(self, why: TransportError) -> None:
         """End all of it. Behind this, nothing that its commands named is read or written any more."""
-        if self._why is None:
-            self._why = why
+        if self.why is None:
+            self.why = why
             for queue in [*self.queues, *([self.admin] if hasattr(self, "admin") else [])]:
                 queue.tear_down(why)
             self.broken.set()

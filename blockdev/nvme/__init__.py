@@ -10,6 +10,7 @@ from blockdev.nvme.client import NvmeCli
 from blockdev.nvme.credentials import HostIdentity, read_host_identity
 from blockdev.nvme.names import (
     Credentials,
+    DataPath,
     NamespaceName,
     Portal,
     Target,
@@ -29,6 +30,7 @@ __all__ = [
     "Completed",
     "Controller",
     "Credentials",
+    "DataPath",
     "HostIdentity",
     "Namespace",
     "NamespaceName",

@@ -6,13 +6,14 @@
 
 The form is the one of the NVMe Boot Specification, with two additions: several addresses, separated by commas, are
 several ways to one subsystem (native multipath); and after '?' stands what it takes to be let in, as files, never as
-secrets. The last part is a namespace's number in its subsystem, or its UUID, which stays when numbers move.
+secrets, and of a namespace who moves its bytes. The last part of the path is a namespace's number in its subsystem, or its
+UUID, which stays when numbers move.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import PurePath
 from urllib.parse import parse_qsl, quote, unquote, urlencode
@@ -33,6 +34,17 @@ class Transport(Enum):
     RDMA = "rdma"
     LOOP = "loop"
     """To a target in the same kernel."""
+
+
+class DataPath(Enum):
+    """Who moves a namespace's bytes between target and memory."""
+
+    AUTO = "auto"
+    """This process where it can, else the kernel."""
+    RDMA = "rdma"
+    """This process, without the kernel."""
+    KERNEL = "kernel"
+    """The kernel, whose block device is read and written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +101,13 @@ class Target:
         return self.portals[0].transport
 
     def __str__(self) -> str:
-        return self._uri("")
+        return self._uri("", DataPath.AUTO)
 
-    def _uri(self, namespace: str) -> str:
+    def _uri(self, namespace: str, data_path: DataPath) -> str:
         where = (
             "" if self.transport is Transport.LOOP else ",".join(portal.authority for portal in self.portals)
         )
-        query = _query(self.credentials)
+        query = _query(self.credentials, data_path)
         path = "/".join(quote(part, safe=":.-_~") for part in (self.nqn, namespace) if part)
         return f"{SCHEME}{self.transport.value}://{where}/{path}{'?' if query else ''}{query}"
 
@@ -105,16 +117,18 @@ class NamespaceName:
     """A namespace of a target.
 
     :ivar namespace: its number there, or its UUID (what the target calls UUID, or NGUID)
+    :ivar data_path: is not part of what it is called
     """
 
     target: Target
     namespace: int | UUID
+    data_path: DataPath = field(default=DataPath.AUTO, compare=False)
 
     def __str__(self) -> str:
-        return self.target._uri(str(self.namespace))
+        return self.target._uri(str(self.namespace), self.data_path)
 
 
-def _query(credentials: Credentials) -> str:
+def _query(credentials: Credentials, data_path: DataPath) -> str:
     pairs = [
         (name, str(path))
         for name, path in (
@@ -123,7 +137,11 @@ def _query(credentials: Credentials) -> str:
         )
         if path is not None
     ]
-    return urlencode([*pairs, *([("tls", "yes")] if credentials.tls else [])], safe="/", quote_via=quote)
+    if credentials.tls:
+        pairs.append(("tls", "yes"))
+    if data_path is not DataPath.AUTO:
+        pairs.append(("path", data_path.value))
+    return urlencode(pairs, safe="/", quote_via=quote)
 
 
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -136,18 +154,36 @@ def is_uri(text: str) -> bool:
 
 def parse_target(text: str) -> Target:
     """`nvme+tcp://ADDRESS[:PORT][,…]/NQN[?…]`. :raises ValueError: with a reason for people"""
-    target, namespace = _parse(text)
+    target, namespace, data_path = _parse(text)
     if namespace:
         raise ValueError(f"'{text}' names a namespace, and a target is wanted: leave out '/{namespace}'")
+    if data_path is not DataPath.AUTO:
+        raise ValueError(f"'{text}' is a target, and 'path' says how a namespace is used: leave it out")
     return target
 
 
 def parse_namespace(text: str) -> NamespaceName:
     """`nvme+tcp://ADDRESS[:PORT][,…]/NQN/NAMESPACE[?…]`. :raises ValueError: with a reason for people"""
-    target, namespace = _parse(text)
+    target, namespace, data_path = _parse(text)
     if not namespace:
         raise ValueError(f"'{text}' lacks the namespace: its number or UUID comes last, as in {target}/1")
-    return NamespaceName(target, read_namespace(namespace))
+    return make_namespace(target, namespace, data_path)
+
+
+def make_namespace(target: Target, namespace: str, data_path: DataPath) -> NamespaceName:
+    """A namespace from its parts. :raises ValueError: with a reason for people"""
+    if data_path is DataPath.RDMA and target.transport is not Transport.RDMA:
+        raise ValueError(f"'path' can only be rdma where the transport is, not over {target.transport.value}")
+    return NamespaceName(target, read_namespace(namespace), data_path)
+
+
+def read_data_path(text: str) -> DataPath:
+    """:raises ValueError: with a reason for people"""
+    try:
+        return DataPath(text.lower())
+    except ValueError:
+        known = ", ".join(one.value for one in DataPath)
+        raise ValueError(f"'{text}' is not a path for data: use one of {known}") from None
 
 
 def parse_portals(text: str) -> tuple[Portal, ...]:
@@ -220,29 +256,33 @@ def _portals(transport: Transport, addresses: list[str]) -> tuple[Portal, ...]:
     return portals
 
 
-def _parse(text: str) -> tuple[Target, str]:
+def _parse(text: str) -> tuple[Target, str, DataPath]:
     match = re.fullmatch(r"nvme\+(\w+)://([^/?]*)/([^?#]+?)/?(?:\?([^#]*))?", text, re.IGNORECASE | re.ASCII)
     if match is None:
         raise ValueError(f"'{text}' is not a target, such as nvme+tcp://192.0.2.1/nqn.2014-08.org.example:kv")
     transport = read_transport(match[1])
     nqn, _, namespace = match[3].partition("/")
     addresses = match[2].split(",") if match[2] else []
-    return make_target(transport, addresses, unquote(nqn), _credentials(match[4] or "")), unquote(namespace)
+    credentials, data_path = _read_query(match[4] or "")
+    return make_target(transport, addresses, unquote(nqn), credentials), unquote(namespace), data_path
 
 
-def _credentials(query: str) -> Credentials:
+def _read_query(query: str) -> tuple[Credentials, DataPath]:
     files: dict[str, PurePath] = {}
     tls = False
+    data_path = DataPath.AUTO
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name in ("host-key", "controller-key"):
             files[name] = read_key_path(value)
         elif name == "tls" and value in ("", "yes", "true", "no", "false"):
             tls = value not in ("no", "false")
+        elif name == "path":
+            data_path = read_data_path(value)
         else:
             raise ValueError(
-                f"'{name}={value}' is not known: there are host-key=FILE, controller-key=FILE and tls=yes"
+                f"'{name}={value}' is not known: there are host-key=FILE, controller-key=FILE, tls=yes and path=PATH"
             )
-    return Credentials(files.get("host-key"), files.get("controller-key"), tls)
+    return Credentials(files.get("host-key"), files.get("controller-key"), tls), data_path
 
 
 def read_key_path(text: str) -> PurePath:

@@ -73,6 +73,7 @@ DEVICE_COLUMNS = (
     Column("state"),
     Column("size", Unit.BYTES),
     Column("ways"),
+    Column("via"),
     Column("path"),
     Column("uuid", shown=False),
     Column("ana", shown=False),
@@ -176,7 +177,7 @@ def _show_plan(command: str, planned: Sequence[provision.PlannedDevice], style: 
     rows: list[Row] = [
         {
             "name": str(device.name),
-            "path": str(device.path),
+            "path": str(device.place),
             "action": device.action,
             "size": device.size,
             "holds": device.holds,
@@ -256,7 +257,7 @@ def status(state: StateDirectory, name: str, style: Style) -> None:
 
     A device is `live`, `slow` while something is stuck in it, `lost` when it failed or went away, `connecting` when that is
     a namespace whose target the kernel tries to reach, or `missing` since the pool was opened. WAYS are the connections to
-    its target: how many work, of how many. -H, -p and -o apply to the devices.
+    its target: how many work, of how many. VIA says who moves its bytes: the `kernel`, or kvfs itself over `rdma`. -H, -p and -o apply to the devices.
     """
     folder = state.known(name)
     mounts = mounts_of(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import PurePath
 from uuid import UUID
 
@@ -9,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockdev.nvme import Credentials, NamespaceName, Portal, Target, Transport, parse_namespace, parse_target
+from blockdev.nvme import (
+    Credentials,
+    DataPath,
+    NamespaceName,
+    Portal,
+    Target,
+    Transport,
+    parse_namespace,
+    parse_target,
+)
 from blockdev.nvme.names import parse_portals, read_key_path
 
 NQN = "nqn.2014-08.org.example:kv"
@@ -46,9 +56,36 @@ def test_what_lets_us_in_is_named_by_its_file() -> None:
     assert str(name) == text
 
 
+def test_who_moves_the_bytes_is_not_part_of_the_name() -> None:
+    text = f"nvme+rdma://192.0.2.1/{NQN}/1?path=rdma"
+    name = parse_namespace(text)
+    assert (name.data_path, str(name)) == (DataPath.RDMA, text)
+    assert name == parse_namespace(f"nvme+rdma://192.0.2.1/{NQN}/1")
+    assert str(parse_namespace(f"nvme+rdma://192.0.2.1/{NQN}/1?path=auto")) == text.partition("?")[0]
+
+
 @pytest.mark.parametrize(
     "text, message",
     [
+        (
+            f"nvme+tcp://192.0.2.1/{NQN}/1?path=rdma",
+            "'path' can only be rdma where the transport is, not over tcp",
+        ),
+        (
+            f"nvme+rdma://192.0.2.1/{NQN}/1?path=fast",
+            "'fast' is not a path for data: use one of auto, rdma, kernel",
+        ),
+    ],
+)
+def test_paths_that_are_not_there(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        parse_namespace(text)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        (f"nvme+rdma://a/{NQN}?path=rdma", "is a target, and 'path' says how a namespace is used"),
         (f"nvme+fc://192.0.2.1/{NQN}", "'fc' is not a transport: use one of tcp, rdma, loop"),
         (f"nvme+tcp:///{NQN}", "an address is missing"),
         (f"nvme+tcp://a:0/{NQN}", "'a:0' is not an address"),

@@ -86,7 +86,7 @@ def test_times(text, seconds):
 
 
 def test_namespaces_in_full_and_in_short():
-    short = "nvme+rdma://192.0.2.1,192.0.2.2:4421/nqn.x/7?host-key=/etc/host.key&tls=yes"
+    short = "nvme+rdma://192.0.2.1,192.0.2.2:4421/nqn.x/7?host-key=/etc/host.key&tls=yes&path=kernel"
     text = """
 name: kv
 keep_alive: 7s
@@ -99,6 +99,7 @@ devices:
   namespace: 7
   host_key: /etc/host.key
   tls: true
+  path: kernel
 """
     config = parse_config(text, "x")
     assert config.devices == (Path("/dev/a"), parse_namespace(short))

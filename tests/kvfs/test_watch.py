@@ -47,7 +47,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeFabric:
 async def watched(kvfs: Kvfs) -> AsyncIterator[Pool]:
     """The pool `hot`, open and watched."""
     async with writing(kvfs.state.folder("hot"), "testing") as opened, trio.open_nursery() as nursery:
-        nursery.start_soon(Watch(opened.pool, opened.returning, opened.config).run)
+        nursery.start_soon(Watch(opened.pool, opened.returning, opened.config, opened.opener).run)
         yield opened.pool
         nursery.cancel_scope.cancel()
 

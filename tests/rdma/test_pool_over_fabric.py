@@ -13,24 +13,24 @@ from blockdev.creating import CreateOptions, create_pool
 from blockdev.opening import OpenOptions, open_pool
 from blockdev.pool import Pool
 from blockdev.types import MIB, ROOT, SlotClass
+from kvfs.rdma_device import RdmaDevice
 from rdma import nvme_wire as wire
 from rdma.bring_up import Identity
 from rdma.initiator import open_initiator
 from rdma.memory_target import MemoryTarget
 from tests.blockdev.pools import DOMAIN, EXTENT, REGION, content, pattern, put
 from tests.kvfs.caches import cache_of, direct
-from tests.rdma.devices import Translated
 
 SIZE = MIB + 4 * REGION
 
 
 @asynccontextmanager
-async def devices(targets: list[MemoryTarget]) -> AsyncIterator[list[Translated]]:
+async def devices(targets: list[MemoryTarget]) -> AsyncIterator[list[RdmaDevice]]:
     async with AsyncExitStack() as stack:
         made = []
         for number, target in enumerate(targets):
             who = Identity(f"nqn.2014-08.org.example:kv{number}", "nqn.2014-08.org.example:host", bytes(16))
-            made.append(Translated(await stack.enter_async_context(open_initiator(target, who, 1))))
+            made.append(RdmaDevice(await stack.enter_async_context(open_initiator(target, who, 1))))
         yield made
 
 

@@ -1,0 +1,262 @@
+"""Namespaces that this process reads and writes by itself, over RDMA: initiators as devices of a pool."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import trio
+
+from blockdev.device import Begun, check_transfer
+from blockdev.errors import (
+    DeviceClosed,
+    DeviceError,
+    DeviceGivenUp,
+    DeviceLost,
+    DeviceTimeout,
+    FabricsError,
+    KeyRefused,
+    TargetUnreachable,
+)
+from blockdev.nvme import Credentials, HostIdentity, NamespaceName, Portal
+from blockdev.nvme.credentials import read_key
+from blockdev.tasks import background
+from kvfs import targets
+from rdma.authentication import Keys
+from rdma.bring_up import Identity
+from rdma.errors import KeyRefused as RefusedKey
+from rdma.errors import (
+    KeyWanted,
+    MemoryRefused,
+    NvmeError,
+    RdmaError,
+    TransportClosed,
+    TransportError,
+    TransportTimeout,
+)
+from rdma.initiator import Initiator, InitiatorOptions, open_initiator
+from rdma.nvme_auth import Secret
+from rdma.verbs import open_verbs
+from rdma.verbs.way import Portal as Place
+
+if TYPE_CHECKING:
+    from rdma.transport import Fabric, Registration
+
+
+@asynccontextmanager
+async def way_to(portal: Portal) -> AsyncIterator[Fabric]:
+    """The way through this host's RDMA devices. :raises NoVerbs, TransportBroken:"""
+    async with open_verbs(Place(portal.address, int(portal.service))) as fabric:
+        yield fabric
+
+
+class RdmaDevice:
+    """An initiator as `blockdev.device.Device`. What it gave up is fenced off, so that nothing is ever pending.
+
+    :param name: for people, instead of the initiator's
+    """
+
+    is_file = False
+
+    def __init__(self, inner: Initiator, name: str | None = None) -> None:
+        self.inner = inner
+        self.name = name or inner.name
+        self.size, self.block_size = inner.size, inner.block_size
+        self.closed = trio.Event()
+        self._given_up = False
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether an operation could begin now."""
+        return self.inner.is_connected
+
+    async def read_into(self, offset: int, buffer: memoryview) -> None:
+        await self._do(lambda: self.inner.read_into(offset, buffer))
+
+    async def write_from(self, offset: int, buffer: memoryview) -> None:
+        await self._do(lambda: self.inner.write_from(offset, buffer))
+
+    def begin_write(self, offset: int, buffer: memoryview) -> Begun | None:
+        check_transfer(self, offset, buffer, fill=False)
+        self._check_usable()
+        return None
+
+    async def flush(self) -> None:
+        await self._do(self.inner.flush)
+
+    async def discard(self, offset: int, length: int) -> None:
+        await self._do(lambda: self.inner.discard(offset, length))
+
+    def give_up(self) -> None:
+        self._given_up = True
+        self.inner.give_up()
+
+    async def aclose(self) -> None:
+        self.closed.set()
+        await self.inner.aclose()
+
+    def _check_usable(self) -> None:
+        if self.closed.is_set():
+            raise DeviceClosed(self.name, errno.EBADF, "the device is closed")
+        if self._given_up:
+            raise DeviceLost(self.name, errno.ENODEV, "it was given up")
+
+    async def _do(self, work: Callable[[], Awaitable[None]]) -> None:
+        self._check_usable()
+        try:
+            await work()
+        except TransportClosed as error:
+            if self._given_up:
+                raise DeviceGivenUp(self.name, errno.ETIMEDOUT, str(error), None) from error
+            raise DeviceClosed(self.name, errno.EBADF, str(error)) from error
+        except TransportTimeout as error:
+            raise DeviceTimeout(self.name, errno.ETIMEDOUT, str(error), None) from error
+        except MemoryRefused as error:
+            raise DeviceError(self.name, errno.ENOMEM, str(error)) from error
+        except (TransportError, NvmeError) as error:
+            raise DeviceError(self.name, errno.EIO, str(error)) from error
+
+
+@dataclass(eq=False, slots=True)
+class _Kept:
+    """Memory that is registered once, for as long as it is used.
+
+    :ivar registrations: by the way that they belong to
+    """
+
+    whole: memoryview
+    registrations: dict[Fabric, Registration] = field(default_factory=dict)
+
+    def register(self, way: Fabric) -> None:
+        self.registrations[way] = way.register(self.whole)
+
+    def forget(self, way: Fabric) -> None:
+        registration = self.registrations.pop(way, None)
+        if registration is not None:
+            registration.close()
+
+
+class RdmaDevices:
+    """Opens devices over RDMA, whose connections live in one nursery. Made by `rdma_devices`."""
+
+    def __init__(self, nursery: trio.Nursery, settings: targets.Settings) -> None:
+        self._nursery = nursery
+        self._settings = settings
+        self._open: list[Fabric] = []
+        self._kept: list[_Kept] = []
+
+    async def open(self, name: NamespaceName) -> RdmaDevice:
+        """The namespace, connected; by the first of its target's portals that can be reached.
+
+        :raises FabricsError: it cannot be had so; says why
+        """
+        number, keys = _number(name), _keys(name.target.credentials)
+        host = targets.fabric().identity()
+        resolved = await targets.resolved(name.target)
+        errors: list[FabricsError] = []
+        for portal in resolved.portals:
+            try:
+                who = self._identity(name, host, keys)
+                device: RdmaDevice = await self._nursery.start(self._hold, name, portal, number, who)
+            except TransportError as error:
+                errors.append(TargetUnreachable(f"{name} over RDMA: {error}"))
+            except (RefusedKey, KeyWanted) as error:
+                raise KeyRefused(f"{name} over RDMA: {error}") from None
+            except RdmaError as error:
+                raise FabricsError(f"{name} over RDMA: {error}") from None
+            else:
+                return device
+        raise errors[0]
+
+    @contextmanager
+    def keeping(self, memory: Sequence[memoryview]) -> Iterator[None]:
+        """Have this memory registered with all devices, those opened meanwhile too, for the length of the block: transfers
+        from and to parts of it then need no registration of their own.
+
+        :raises MemoryRefused:
+        """
+        kept = [_Kept(one) for one in memory]
+        with ExitStack() as stack:
+            for one in kept:
+                stack.callback(self._release, one)
+                self._kept.append(one)
+                for way in self._open:
+                    one.register(way)
+            yield
+
+    def _release(self, kept: _Kept) -> None:
+        self._kept.remove(kept)
+        for way in list(kept.registrations):
+            kept.forget(way)
+
+    def _identity(self, name: NamespaceName, host: HostIdentity, keys: Keys | None) -> Identity:
+        keep_alive = float(self._settings.timers.keep_alive)
+        return Identity(name.target.nqn, host.nqn, UUID(host.id).bytes, keep_alive, keys)
+
+    async def _hold(
+        self,
+        name: NamespaceName,
+        portal: Portal,
+        number: int,
+        who: Identity,
+        task_status: trio.TaskStatus[RdmaDevice],
+    ) -> None:
+        """Have a device, until it is closed."""
+        options = InitiatorOptions(io_timeout=self._settings.io_timeout)
+        async with way_to(portal) as way, open_initiator(way, who, number, options) as initiator:
+            device = RdmaDevice(initiator, str(name))
+            with self._known(way):
+                task_status.started(device)
+                await device.closed.wait()
+
+    @contextmanager
+    def _known(self, way: Fabric) -> Iterator[None]:
+        try:
+            for one in self._kept:
+                one.register(way)
+            self._open.append(way)
+            yield
+        finally:
+            if way in self._open:
+                self._open.remove(way)
+            for one in self._kept:
+                one.forget(way)
+
+
+def _number(name: NamespaceName) -> int:
+    """:raises FabricsError: of what is named, this path can do without"""
+    if isinstance(name.namespace, UUID):
+        raise FabricsError(f"{name} over RDMA: name the namespace by its number, or use path=kernel")
+    if name.target.credentials.tls:
+        raise FabricsError(f"{name} over RDMA: TLS is the kernel's: use path=kernel")
+    return name.namespace
+
+
+def _keys(credentials: Credentials) -> Keys | None:
+    """:raises KeyRefused: they cannot be used"""
+    if credentials.host_key is None:
+        if credentials.controller_key is not None:
+            raise KeyRefused("a controller_key alone proves nothing: give a host_key too")
+        return None
+    its = credentials.controller_key
+    return Keys(_secret(credentials.host_key), _secret(its) if its is not None else None)
+
+
+def _secret(path: PurePath) -> Secret:
+    text = read_key(Path(path))
+    try:
+        return Secret.parse(text)
+    except ValueError as error:
+        raise KeyRefused(f"{path}: {error}") from None
+
+
+@asynccontextmanager
+async def rdma_devices(settings: targets.Settings) -> AsyncIterator[RdmaDevices]:
+    """See `RdmaDevices`. Devices that are not closed at the end of the block are."""
+    async with background() as nursery:
+        yield RdmaDevices(nursery, settings)
