@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -85,14 +85,51 @@ class FrameStatistics:
     """Not begun, for want of frames or because enough were under way."""
 
 
+class Watcher(Protocol):
+    """Is told, between awaits, what becomes of extents that were fetched before anybody asked; waits for nothing.
+
+    Those that `read_ahead` fetched are among them.
+    """
+
+    def missed(self, slot: SlotRef, length: int) -> None:
+        """Somebody waits for an extent that was not here, and nobody had begun to fetch. :param length: bytes, at most"""
+
+    def used(self, slot: SlotRef, *, late: bool) -> None:
+        """Somebody wanted it for the first time. :param late: before it was here"""
+
+    def wasted(self, slot: SlotRef) -> None:
+        """It left memory, and nobody had wanted it."""
+
+    def landed(self, slot: SlotRef, length: int | None) -> None:
+        """Its load has ended. :param length: bytes; None if it failed"""
+
+
+class NobodyWatches:
+    """Takes no notice."""
+
+    def missed(self, slot: SlotRef, length: int) -> None:
+        pass
+
+    def used(self, slot: SlotRef, *, late: bool) -> None:
+        pass
+
+    def wasted(self, slot: SlotRef) -> None:
+        pass
+
+    def landed(self, slot: SlotRef, length: int | None) -> None:
+        pass
+
+
 class FrameTable:
     """All frames, by place and by what they hold.
 
+    :ivar watcher: is told of what was fetched before anybody asked
     :ivar evicted: extents given up for another use of their frame
     :ivar evicted_unread: of those, the ones that nobody had looked up
     """
 
     def __init__(self, views: Sequence[memoryview]) -> None:
+        self.watcher: Watcher = NobodyWatches()
         self.frames = tuple(Frame(view) for view in views)
         # A stack: what was used last is most likely still in the processor's caches.
         self._free = list(reversed(self.frames))
@@ -149,6 +186,7 @@ class FrameTable:
             frame, _ = self._idle.popitem(last=False)
             self.evicted += 1
             self.evicted_unread += frame.unread
+            self._tell(frame)
             self._unname(frame)
         else:
             return None
@@ -173,6 +211,7 @@ class FrameTable:
             frame = self._found.pop(key, None)
             if frame is None:
                 continue
+            self._tell(frame)
             frame.key = None
             if frame in self._idle:
                 del self._idle[frame]
@@ -200,6 +239,10 @@ class FrameTable:
             self._free.append(frame)
         else:
             self._idle[frame] = None
+
+    def _tell(self, frame: Frame) -> None:
+        if frame.ahead and frame.unread and frame.key is not None:
+            self.watcher.wasted(frame.key)
 
     def _unname(self, frame: Frame) -> None:
         assert frame.key is not None
