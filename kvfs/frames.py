@@ -21,7 +21,7 @@ from blockdev.errors import BlockError, DeviceTimeout
 from blockdev.forks import ends_in_children
 from kvfs.arena import Arena
 from kvfs.errors import FramesClosed, FramesError, NoFrames
-from kvfs.frame_table import Frame, FrameStatistics, FrameTable, Watcher
+from kvfs.frame_table import Frame, FrameStatistics, FrameTable, Landed, Watcher
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
@@ -65,7 +65,7 @@ class _Load:
         "frame",
         "index",
         "key",
-        "length",
+        "landed",
         "limited",
         "reading",
         "scope",
@@ -77,7 +77,7 @@ class _Load:
         self.index = index
         self.ahead = ahead
         self.limited = limited
-        self.length: int | None = None
+        self.landed: Landed | None = None
         self.waiters = 0
         self.reading = False
         self.done = trio.Event()
@@ -116,6 +116,7 @@ class FrameCache:
         self._loading = 0
         self._loading_ahead = 0
         self._limited = 0
+        self._reading = 0
         self._closed = False
         self._counts = _Counts()
         ends_in_children(self)
@@ -197,9 +198,18 @@ class FrameCache:
         self._counts.read_ahead += 1
         return True
 
+    def give_up(self, slot: SlotRef) -> None:
+        """What was fetched is not expected to be asked for any more: it is the next to go, if nobody does."""
+        self._table.give_up(slot)
+
+    @property
+    def reading(self) -> int:
+        """Extents that are being read, for whomever."""
+        return self._reading
+
     @property
     def demanded(self) -> int:
-        """Loads under way for somebody who waits, or has waited."""
+        """Loads under way that were begun for somebody who waits."""
         return self._loading - self._loading_ahead
 
     def _may_read_ahead(self) -> bool:
@@ -387,6 +397,8 @@ class FrameCache:
 
     async def _fill(self, load: _Load, descriptor: Descriptor, frame: Frame) -> None:
         load.reading = True
+        self._reading += 1
+        began, flying, length = trio.current_time(), self._reading, None
         try:
             length = await self._source.read_extent(descriptor, load.index, frame.view)
         except BaseException as error:
@@ -394,9 +406,12 @@ class FrameCache:
                 self.hold_until(frame, error.pending)
             self.unpin(frame)
             raise
+        finally:
+            self._reading -= 1
+            seconds = trio.current_time() - began
+            load.landed = Landed(load.key, length, seconds, flying)
         frame.length = length
         self._counts.bytes_loaded += length
-        load.length = length
         self._deliver(load, frame)
 
     def _deliver(self, load: _Load, frame: Frame) -> None:
@@ -424,8 +439,8 @@ class FrameCache:
         if load.frame is None and load.error is None:
             load.error = FramesClosed("the DRAM tier was closed")
         load.done.set()
-        if load.ahead:
-            self._table.watcher.landed(load.key, load.length)
+        if load.landed is not None:
+            self._table.watcher.landed(load.landed)
 
     def _drop(self, load: _Load) -> None:
         """Let nobody join a load any more."""

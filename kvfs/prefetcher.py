@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 from enum import Enum
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
 
     from blockdev.types import Descriptor, SlotRef
-    from kvfs.frame_table import Watcher
+    from kvfs.frame_table import Landed, Watcher
     from kvfs.prefetch.ledger import Account
 
 log = logging.getLogger(__name__)
@@ -92,13 +93,16 @@ class Frames(Protocol):
     @property
     def demanded(self) -> int: ...
 
+    @property
+    def reading(self) -> int: ...
+
     def watch(self, watcher: Watcher) -> None: ...
 
     def holds(self, slot: SlotRef) -> bool: ...
 
     def fetch(self, descriptor: Descriptor, index: int, slot: SlotRef) -> bool: ...
 
-    def forget(self, slots: Iterable[SlotRef]) -> None: ...
+    def give_up(self, slot: SlotRef) -> None: ...
 
 
 @dataclass(slots=True)
@@ -106,8 +110,7 @@ class _Extent:
     """Something expected.
 
     :ivar block: the block of a chain that it is a part of
-    :ivar began: when its load did, seconds; None if that is to come
-    :ivar flying: loads that were under way when it began, itself included
+    :ivar flying: its load has begun
     """
 
     block: Hashable
@@ -115,8 +118,7 @@ class _Extent:
     record: Descriptor
     index: int
     want: Want
-    began: float | None = None
-    flying: int = 0
+    flying: bool = False
 
 
 P = ParamSpec("P")
@@ -209,7 +211,7 @@ class Prefetcher:
         """They will not be wanted. What is under way of them arrives all the same."""
         for block in blocks:
             for slot in [*self._slots.get(block, ())]:
-                if self._extents[slot].began is None:
+                if not self._extents[slot].flying:
                     self._planner.cancel([slot])
                     self._give_up(slot)
 
@@ -231,7 +233,7 @@ class Prefetcher:
     def missed(self, slot: SlotRef, length: int) -> None:
         self._planner.demand(slot, length, self._clock())
         extent = self._extents.get(slot)
-        if extent is not None and extent.began is None:
+        if extent is not None and not extent.flying:
             self._drop(slot)
         if slot in self._ledger:  # as only those that were not really fetched can be
             self._judge(self._ledger.used(slot, late=False), used=True)
@@ -247,18 +249,17 @@ class Prefetcher:
         self._judge(self._ledger.wasted(slot), used=False)
 
     @harmless
-    def landed(self, slot: SlotRef, length: int | None) -> None:
-        extent = self._extents.get(slot)
-        if extent is None or extent.began is None:
-            return  # the rest of a file that is being read
-        self._drop(slot)
-        self._flying -= 1
-        self._planner.arrived(slot)
-        if length is None:
-            self._ledger.failed(slot)
-        else:
-            self._pace.landed(self._clock() - extent.began, extent.flying)
+    def landed(self, load: Landed) -> None:
+        if load.length is not None:
+            self._pace.landed(load.seconds, load.flying)
             self._planner.rate = self._pace.rate
+        extent = self._extents.get(load.slot)
+        if extent is not None and extent.flying:
+            self._drop(load.slot)
+            self._flying -= 1
+            self._planner.arrived(load.slot)
+            if load.length is None:
+                self._ledger.failed(load.slot)
         self._nudge()
 
     def _judge(self, source: Source | None, *, used: bool) -> None:
@@ -279,7 +280,8 @@ class Prefetcher:
         """Fetch, until cancelled."""
         try:
             while True:
-                await self._due.wait()
+                with trio.move_on_after(PATIENCE if len(self._ledger) else math.inf):
+                    await self._due.wait()
                 self._due = trio.Event()
                 self._start()
                 if len(self._planner) and not self._flying:  # nothing that lands will tell
@@ -294,7 +296,8 @@ class Prefetcher:
         for want in self._planner.expired(now):
             self._give_up(want.block)
         self._reclaim(now)
-        room = min(self._pace.window - self._flying, self._unused_limit - len(self._ledger))
+        flying = max(self._flying, self._frames.reading)
+        room = min(self._pace.window - flying, self._unused_limit - len(self._ledger))
         if room > 0:
             for want in self._planner.start(now, room, contended=self._frames.demanded > 0):
                 self._fetch(self._extents[want.block], now)
@@ -308,19 +311,20 @@ class Prefetcher:
         self._ledger.begun(slot, extent.want.source, extent.want.size, now)
         if self.mode is Mode.ON:
             self._flying += 1
-            extent.began, extent.flying = now, self._flying
+            extent.flying = True
         else:
             self._planner.arrived(slot)
             self._drop(slot)
 
     def _reclaim(self, now: float) -> None:
-        """Let go what nobody has asked for in time, if there is no room for more."""
-        while len(self._ledger) >= self._unused_limit:
+        """Let go what nobody has asked for in time."""
+        while len(self._ledger):
             slot, since = self._ledger.oldest()
-            if slot in self._extents or (self.mode is Mode.ON and now - since < PATIENCE):
+            full = self.mode is Mode.OBSERVE and len(self._ledger) >= self._unused_limit
+            if slot in self._extents or not (full or now - since >= PATIENCE):
                 return
-            self._frames.forget([slot])
-            self.wasted(slot)
+            self._frames.give_up(slot)
+            self.wasted(slot)  # where the frames did not say so: it was not really fetched
 
     def statistics(self) -> PrefetchStatistics:
         """A frozen snapshot."""

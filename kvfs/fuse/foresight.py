@@ -44,15 +44,15 @@ class Foresight:
         self._places: OrderedDict[bytes, set[tuple[DirectoryId, bytes]]] = OrderedDict()
         """The files of each block, as far as they were seen."""
 
-    def looked_up(self, record: Descriptor) -> bool:
+    def looked_up(self, record: Descriptor, thread: int) -> bool:
         """A name was looked up; whether the kernel is to ask again each time, so that the next look-up is seen, too."""
         if not self._prefetcher.is_on or record.kind is not Kind.HEAD:
             return False
         try:
             block = self._seen(record)
-            progress = self._streams.wanted(block)
+            progress = self._streams.wanted(block, thread)
             self._follow(progress)
-            if progress.position >= KNOWN - 1:  # who looks up several in their order will read them all
+            if progress.sure:  # who looks up several in their order will read them all
                 self._want(block, Source.ARRIVED, 1.0)
             return is_sentinel(progress.position)
         except Exception as error:  # noqa: BLE001 - whatever it was, the look-up is answered
@@ -66,7 +66,7 @@ class Foresight:
         try:
             block = self._seen(record)
             self._streams.read(block, thread)
-            self._follow(self._streams.wanted(block))
+            self._follow(self._streams.wanted(block, thread))
         except Exception as error:  # noqa: BLE001 - as above
             self._prefetcher.fail(error)
 

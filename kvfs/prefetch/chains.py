@@ -6,8 +6,8 @@ is kept, and the one before it that was used more often: the next turn of a conv
 ones, and where conversations alternate, through the other. (Majority trends of strides, as Leap has for pages, have
 nothing to count here: the "trend" of a chain is the pointer to the child.)
 
-Who hands over hashes says what the parent is (`learn`). Where only files are seen, the order in which they were published
-and read has to tell: it is believed at once of a block of which nothing is known, and else when it is seen twice.
+Who hands over hashes says what the parent is (`learn`). Where only files are seen, the order has to tell in which they were
+published, and that in which they are read, if that is seen twice: the first time may be chance.
 
 Many engines store the last, incomplete block of a prompt as well. The next turn has another one in its place, so such a
 dead end is expected only if experience says that dead ends come back.
@@ -132,9 +132,9 @@ class Chains:
             self._adopt(before, node)
 
     def read(self, parent: Hashable, child: Hashable) -> None:
-        """A reader has read one after the other. Whoever reads at random does that once."""
+        """A reader has read one after the other. Whoever reads at random does that once; it is believed the second time."""
         before, node = self._node(parent), self._node(child)
-        if node.parent is None or node.parent is before or node.rival == parent:
+        if node.parent is before or node.rival == parent:
             self._adopt(before, node)
         else:
             node.rival = parent
@@ -221,12 +221,14 @@ class Follower:
     How far: `FIRST` blocks, and as many as the reader has confirmed once that is more. A reader that leaves the chain
     early has then cost little, and nothing that is wanted is asked for later than `FIRST` blocks before it is read.
 
+    :ivar needed: blocks that must have been reached before anything is expected
     :ivar seen: blocks of the chain that were reached, and those between that were passed unseen
     :ivar ahead: what is expected, in order
     """
 
     def __init__(self, chains: Chains) -> None:
         self._chains = chains
+        self.needed = KNOWN
         self.seen = 0
         self.ahead: list[Hashable] = []
 
@@ -244,7 +246,7 @@ class Follower:
         else:
             del self.ahead[: passed + 1]
         self.seen = self.seen + passed + 1 if block in self._chains else 0
-        if self.seen < KNOWN:
+        if self.seen < self.needed:
             return Step((), cancel)
         last = self.ahead[-1] if self.ahead else block
         fetch = self._chains.expect(last, max(FIRST, self.seen) - len(self.ahead), until=block)

@@ -1,8 +1,9 @@
 """Who reads which chain, where all that is seen is that blocks are wanted, by any thread of any process. Pure.
 
-Engines read a chain with one thread, or with one of many for each block, and many chains at a time. So a reader is known by
-where it is: whoever wants the block after the one that was wanted last by a reader is taken for that reader. That is forgotten
-soon, or else of who reads at random every second block would seem to continue something.
+Engines read a chain with one thread, or with any of many for each block, and many chains at a time. So a reader is known by
+where it is: whoever wants the block after the one that was wanted last by a reader is taken for that reader. Where it is the
+same thread, two blocks say that. Where it is another one, that may be chance, and it takes more; and where a reader was is
+forgotten soon, or else of who reads at random every second block would seem to continue something.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ READERS = 32
 """That are followed at a time; also blocks that others may want before a reader goes on."""
 THREADS = 256
 """Whose last block is known."""
+KNOWN_TOGETHER = 4
+"""Blocks after which more is expected of a reader that is several threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +27,13 @@ class Progress:
     """What a block that is wanted says.
 
     :ivar position: how many blocks of the chain this reader had wanted before, and those between; 0 for a first one
+    :ivar sure: it is one of a list that is being gone through
     :ivar fetch: blocks to fetch now, in the order in which they will be wanted
     :ivar cancel: blocks that will not be wanted after all
     """
 
     position: int
+    sure: bool
     fetch: tuple[Hashable, ...] = ()
     cancel: tuple[Hashable, ...] = ()
 
@@ -42,6 +47,21 @@ def is_sentinel(position: int) -> bool:
     return position < KNOWN or (position >= FIRST and position & (position - 1) == 0)
 
 
+class _Last:
+    """What each thread did last."""
+
+    def __init__(self) -> None:
+        self._blocks: OrderedDict[int, Hashable] = OrderedDict()
+
+    def before(self, thread: int, block: Hashable) -> Hashable | None:
+        """What it did before this one."""
+        before = self._blocks.pop(thread, None)
+        self._blocks[thread] = block
+        if len(self._blocks) > THREADS:
+            self._blocks.popitem(last=False)
+        return before
+
+
 class Streams:
     """All readers."""
 
@@ -50,34 +70,35 @@ class Streams:
         self._readers: OrderedDict[Hashable, Follower] = OrderedDict()
         """By the block that each wanted last."""
         self._expected: dict[Hashable, Follower] = {}
-        self._threads: OrderedDict[int, Hashable] = OrderedDict()
+        self._last_read = _Last()
+        self._last_wanted = _Last()
 
     def read(self, block: Hashable, thread: int) -> None:
         """Learn in which order a thread reads."""
-        before = self._threads.pop(thread, None)
-        self._threads[thread] = block
+        before = self._last_read.before(thread, block)
         if before is not None and before != block:
             self._chains.read(before, block)
-        if len(self._threads) > THREADS:
-            self._threads.popitem(last=False)
 
-    def wanted(self, block: Hashable) -> Progress:
+    def wanted(self, block: Hashable, thread: int) -> Progress:
         """A block that exists is looked up or read."""
+        before = self._last_wanted.before(thread, block)
         there = self._readers.get(block)
         if there is not None:  # looked up and then read, or another rank's
             self._readers.move_to_end(block)
-            return Progress(there.seen - 1)
+            return Progress(there.seen - 1, there.seen >= there.needed)
         self._chains.note(block)
         reader = self._continues(block) or Follower(self._chains)
-        before = reader.ahead[:]
+        if reader.seen and self._chains.parent(block) != before:
+            reader.needed = KNOWN_TOGETHER
+        ahead = reader.ahead[:]
         step = reader.reached(block)
-        for passed in before[: len(before) + len(step.fetch) - len(reader.ahead)]:
+        for passed in ahead[: len(ahead) + len(step.fetch) - len(reader.ahead)]:
             self._expected.pop(passed, None)
         self._expected.update(dict.fromkeys(step.fetch, reader))
         self._readers[block] = reader
         if len(self._readers) > READERS:
             self._leave(self._readers.popitem(last=False)[1])
-        return Progress(reader.seen - 1, step.fetch, step.cancel)
+        return Progress(reader.seen - 1, reader.seen >= reader.needed, step.fetch, step.cancel)
 
     def _continues(self, block: Hashable) -> Follower | None:
         """The reader of which this is the next block, or one that it is expected to come to."""
