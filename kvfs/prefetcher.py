@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import threading
 from collections import defaultdict
 from dataclasses import dataclass
 from enum import Enum
@@ -164,6 +165,7 @@ class Prefetcher:
         self._flying = 0
         self._due = trio.Event()
         self._token = trio.lowlevel.current_trio_token()
+        self._thread = threading.get_ident()
         if mode is not Mode.OFF:
             frames.watch(self)
 
@@ -174,7 +176,8 @@ class Prefetcher:
 
     def fail(self, error: Exception) -> None:
         """Give up, for good."""
-        log.error("nothing is fetched ahead any more until the next mount", exc_info=error)
+        if not self.failed:
+            log.error("nothing is fetched ahead any more until the next mount", exc_info=error)
         self.failed = True
         self._frames.watch(NobodyWatches())
 
@@ -270,8 +273,12 @@ class Prefetcher:
     # ── fetching ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _nudge(self) -> None:
+        """Have it looked what to fetch. From any thread that has custody."""
         if len(self._planner):
-            self._token.run_sync_soon(self._wake, idempotent=True)
+            if threading.get_ident() == self._thread:
+                self._wake()
+            else:
+                self._token.run_sync_soon(self._wake, idempotent=True)
 
     def _wake(self) -> None:
         self._due.set()

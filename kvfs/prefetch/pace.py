@@ -8,13 +8,16 @@ does this for TCP.) Who then wants something himself finds about one load before
 
 from __future__ import annotations
 
-FIRST = 2
-"""Loads that may be under way at first, and always."""
+import math
+
+FIRST = 1
+"""Loads that may be under way at first, and always: with one, none waits for another."""
 MOST = 64
 QUEUED = (1.0, 2.0)
 """Loads that wait: with fewer than the first there may be more under way, with more than the second there must be fewer."""
-FORGET = 0.002
-"""How much of the difference is forgotten with each load that took longer than the shortest one."""
+AGAIN = 512
+"""Loads after which the time without a queue is measured again, with few under way: it is forgotten after twice as many, as
+things change, and while some always wait it would else be taken for longer than it is."""
 SMOOTH = 0.25
 """The weight of the latest load."""
 GUESS = 0.005
@@ -31,8 +34,13 @@ class Pace:
     def __init__(self, size: int) -> None:
         self._size = size
         self.window = FIRST
-        self._shortest = 0.0
+        self._shortest = math.inf
+        self._shortest_before = math.inf
         self._usual = 0.0
+        self._loads = 0
+        self._is_new = True
+        """It has not come to where some wait."""
+        self._until_next = 0
 
     @property
     def seconds(self) -> float:
@@ -51,12 +59,25 @@ class Pace:
         :param flying: loads under way while it was, itself included
         """
         seconds = max(seconds, 1e-6)
-        if not self._usual:
-            self._shortest = self._usual = seconds
-        self._shortest = min(self._shortest + FORGET * (seconds - self._shortest), seconds)
-        self._usual += SMOOTH * (seconds - self._usual)
-        queued = flying * (self._usual - self._shortest) / self._usual
-        if queued < QUEUED[0] and flying >= self.window:
-            self.window = min(self.window + 1, MOST)
-        elif queued > QUEUED[1]:
-            self.window = max(self.window - 1, FIRST)
+        self._loads += 1
+        self._usual += (SMOOTH if self._usual else 1.0) * (seconds - self._usual)
+        if self._loads % AGAIN == 0:
+            self._shortest_before, self._shortest = self._shortest, math.inf
+            self.window, self._is_new, self._until_next = FIRST, True, flying
+        self._shortest = min(self._shortest, seconds)
+        queued = flying * (self._usual - min(self._shortest, self._shortest_before)) / self._usual
+        self._until_next -= 1
+        if self._is_new and queued < QUEUED[0]:
+            self.window += flying >= self.window  # doubles as often as a load takes
+        elif self._until_next <= 0:
+            self._adjust(queued, flying)
+        self.window = min(max(self.window, FIRST), MOST)
+
+    def _adjust(self, queued: float, flying: int) -> None:
+        """Once for as many loads as are under way: what it comes to shows only then."""
+        self._is_new = False
+        if queued > QUEUED[1]:
+            self.window = min(self.window, round(flying - queued + QUEUED[0]))
+        elif queued < QUEUED[0]:
+            self.window += flying >= self.window
+        self._until_next = max(flying, self.window)

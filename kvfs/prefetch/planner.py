@@ -6,6 +6,7 @@ is none, nobody else has a use for the link, and a source may have more than its
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -69,7 +70,7 @@ class Tokens:
 
     rate: float
     level: float = 0.0
-    filled: float = 0.0
+    filled: float = -math.inf
 
     def fill(self, now: float) -> None:
         """Time has passed; a clock that goes back adds nothing."""
