@@ -19,6 +19,8 @@ _HASH = re.compile(rb"(?P<hash>[0-9a-f]{16,128})(?![0-9a-f])(?P<rest>.*)", re.DO
 """vLLM, llm-d: HASH.bin; SGLang: HASH[.POOL]_MODEL_RANK_RANKS.bin; NIXL: as SGLang, and _k or _v; we: HASH."""
 _PARTS = re.compile(rb"(?:_[0-9]+)*(?:_[kv])?\Z")
 """Ranks and halves, behind the model."""
+_ENDING = re.compile(rb"(?:\.bin|(?:\.[0-9]+|\.[0-9a-f-]{32,36})?\.tmp).*", re.DOTALL)
+"""And what temporary names add."""
 _POOL = re.compile(rb"\.[a-z0-9-]+(?=_)")
 _LMCACHE = re.compile(
     rb"""
@@ -42,7 +44,7 @@ def block_of(name: bytes) -> bytes:
 
 def _model(rest: bytes) -> bytes:
     """What a name that begins with a hash says of the model."""
-    rest = rest.partition(b".bin")[0].partition(b".tmp")[0]
+    rest = _ENDING.sub(b"", rest, count=1)
     rest = _PARTS.sub(b"", rest, count=1)
     pool = _POOL.match(rest)
     return rest[pool.end() :] if pool else rest

@@ -18,7 +18,7 @@ from blockdev.types import Kind
 from kvfs.predecessors import NONE, block_id
 from kvfs.prefetch.chains import KNOWN, Chains
 from kvfs.prefetch.planner import Source
-from kvfs.prefetch.streams import Progress, Streams, is_sentinel
+from kvfs.prefetch.streams import KNOWN_TOGETHER, Progress, Streams, is_sentinel
 
 if TYPE_CHECKING:
     from blockdev.types import Descriptor, DirectoryId
@@ -52,8 +52,8 @@ class Foresight:
             block = self._seen(record)
             progress = self._streams.wanted(block, thread)
             self._follow(progress)
-            if progress.sure:  # who looks up several in their order will read them all
-                self._want(block, Source.ARRIVED, 1.0)
+            if progress.sure:
+                self._want_listed(block, progress.position)
             return is_sentinel(progress.position)
         except Exception as error:  # noqa: BLE001 - whatever it was, the look-up is answered
             self._prefetcher.fail(error)
@@ -95,6 +95,14 @@ class Foresight:
                 self._note(block, record)
                 found[block] = None
         return found
+
+    def _want_listed(self, block: bytes, position: int) -> None:
+        """Who looks up several in their order will read them all; also those before it was clear that it does."""
+        earlier: object = block
+        for _ in range(position + 1 if position < KNOWN_TOGETHER else 1):
+            if isinstance(earlier, bytes):
+                self._want(earlier, Source.ARRIVED, 1.0)
+                earlier = self._chains.parent(earlier)
 
     def _follow(self, progress: Progress) -> None:
         self._prefetcher.cancel(progress.cancel)
