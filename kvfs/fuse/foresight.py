@@ -12,31 +12,40 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from blockdev.types import Kind
-from kvfs.predecessors import NONE, block_id
+from kvfs.predecessors import block_id
 from kvfs.prefetch.chains import KNOWN, Chains
 from kvfs.prefetch.planner import Source
 from kvfs.prefetch.streams import KNOWN_TOGETHER, Progress, Streams, is_sentinel
 
 if TYPE_CHECKING:
     from blockdev.types import Descriptor, DirectoryId
-    from kvfs.fuse.ports import PoolPort
     from kvfs.prefetcher import Prefetcher
 
 BLOCKS = 1 << 17
 """That are known at once. What is forgotten is found in the catalogue again, but for the order in which it was read."""
 FILES = 64
 """Of one block, at most: ranks, groups of layers, halves."""
+PAUSE = 10**9
+"""Nanoseconds between two blocks of one writer after which the second is taken for another context's."""
 CHANCES = ((8, 0.89), (4, 0.86), (KNOWN, 0.81))
 """That what follows a number of blocks is wanted; measured on conversations."""
+
+
+class Catalogue(Protocol):
+    """What is needed of the pool."""
+
+    def lookup(self, directory: DirectoryId, name: bytes) -> Descriptor | None: ...
+
+    def published_after(self, predecessor: bytes, limit: int) -> list[Descriptor]: ...
 
 
 class Foresight:
     """Of one mount. Everything here needs custody of its state, and fails nobody."""
 
-    def __init__(self, pool: PoolPort, prefetcher: Prefetcher) -> None:
+    def __init__(self, pool: Catalogue, prefetcher: Prefetcher) -> None:
         self._pool = pool
         self._prefetcher = prefetcher
         self._chains = Chains(self._recall, BLOCKS)
@@ -73,10 +82,14 @@ class Foresight:
     def _seen(self, record: Descriptor) -> bytes:
         """The block of a file, which is known from now on."""
         block = block_id(record.name)
-        if record.predecessor not in (NONE, block):
+        if block not in self._places and self._follows(record, record.predecessor):
             self._chains.published(record.predecessor, block)
         self._note(block, record)
         return block
+
+    def _follows(self, record: Descriptor, predecessor: bytes) -> bool:
+        """Whether what a writer had published before is known, and was published so soon before that it is of one context."""
+        return any(record.btime_ns - before.btime_ns <= PAUSE for before in self._files(predecessor))
 
     def _note(self, block: bytes, record: Descriptor) -> None:
         places = self._places.setdefault(block, set())
@@ -91,7 +104,7 @@ class Foresight:
         found: dict[bytes, None] = {}
         for record in reversed(self._pool.published_after(parent, FILES)):
             block = block_id(record.name)
-            if block != parent:
+            if block != parent and self._follows(record, parent):
                 self._note(block, record)
                 found[block] = None
         return found
@@ -112,16 +125,21 @@ class Foresight:
                 assert isinstance(block, bytes)
                 self._want(block, Source.CHAIN, chance)
 
-    def _want(self, block: bytes, source: Source, chance: float) -> None:
+    def _files(self, block: bytes) -> list[Descriptor]:
+        """The files of a block, as far as they are known and there."""
         places = self._places.get(block, set())
-        records = []
+        found = []
         for place in [*places]:
             record = self._pool.lookup(*place)
             if record is not None and record.kind is Kind.HEAD:
-                records.append(record)
+                found.append(record)
             else:
                 places.discard(place)
-        if not places:
+        return found
+
+    def _want(self, block: bytes, source: Source, chance: float) -> None:
+        files = self._files(block)
+        if not files:
             self._places.pop(block, None)
             self._chains.forget(block)
-        self._prefetcher.want(block, records, source, chance)
+        self._prefetcher.want(block, files, source, chance)

@@ -3,6 +3,9 @@
 Each measurement is taken with prefetch and without, in turns, each time right after the pool was mounted, so that nothing
 is in memory and all that is known is what the objects record. The device is a file in memory behind
 `blockdev.testing.DistantDevice`: what is measured is the mount, not a disk.
+
+Where traces of requests are named by --trace, or are in the folder KVFS_TRACES, they are replayed against what a mount
+predicts with.
 """
 
 from __future__ import annotations
@@ -27,6 +30,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvfs.prefetcher import Mode
+from scripts.lib.prediction.replay import replay
+from scripts.lib.prediction.traces import BadTrace, named, read, unique_blocks
 from scripts.lib.sides import BLOCK, MIB, random_memory
 
 if TYPE_CHECKING:
@@ -46,6 +52,9 @@ PACE = 0.016
 """Seconds from one file of the chain to the next, beside readers at random: what one reader without prefetch can keep to."""
 SAMPLES = 5200
 QUICK_SAMPLES = 1000
+QUICK_REQUESTS = 2000
+MEMORIES = (5, 20)
+"""Percent of a trace's unique blocks that memory has room for."""
 MAIN = Path(__file__).parents[1] / "distant_mount.py"
 
 
@@ -106,6 +115,33 @@ def run(rows: Rows, options: argparse.Namespace) -> None:
             _interference(rows, distant, QUICK_SAMPLES if options.quick else SAMPLES, pace)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    for path in named(options.trace):
+        _replayed(rows, path, QUICK_REQUESTS if options.quick else None)
+
+
+def _replayed(rows: Rows, path: Path, requests: int | None) -> None:
+    """A trace, against what a mount predicts with: what was fetched in vain, and what had to be waited for all the same."""
+    try:
+        asked = read(path)[:requests]
+    except (OSError, BadTrace) as error:
+        sys.exit(f"scripts/bench: {error}")
+    blocks = unique_blocks(asked)
+    for percent in MEMORIES:
+        began = time.perf_counter()
+        ahead, without = (replay(asked, blocks * percent // 100, mode) for mode in (Mode.ON, Mode.OFF))
+        seconds = time.perf_counter() - began
+        name = f"{path.name.split('.')[0]}, memory for {percent} %"
+        shown = ahead.prefetch
+        fetched = sum(shown.fetched_by_source.values())
+        rows.add(
+            f"{name}: wasted of what was fetched",
+            "part",
+            sum(shown.wasted_by_source.values()) / fetched,
+            ceiling=0.2,
+        )
+        rows.add(f"{name}: loads that waited", "part", ahead.waited / ahead.loads)
+        rows.add(f"{name}: loads that waited, without prefetch", "part", without.waited / without.loads)
+        rows.add(f"{name}: a load, all that is replayed", "µs", seconds / (ahead.loads + without.loads) * 1e6)
 
 
 def _fill(distant: Distant) -> None:
