@@ -210,6 +210,7 @@ async def test_the_order_of_reading_is_learnt_where_that_of_writing_is_another(
         waited = []
         for _ in range(3):
             b.frames.forget([*b.reads.slots])
+            await trio.sleep(600)  # until it is forgotten how wrong the first order was
             waited.append(0)
             for name in NAMES:
                 waited[-1] += not b.has(name)
@@ -217,7 +218,7 @@ async def test_the_order_of_reading_is_learnt_where_that_of_writing_is_another(
                 await b.settle()
         assert waited[0] > 4
         assert waited[-1] <= 4
-        assert len(b.reads.slots) <= 3 * len(NAMES) + 8
+        assert len(b.reads.slots) <= 3 * len(NAMES) + 40
 
 
 async def test_what_is_gone_is_not_fetched(autojump_clock: trio.testing.MockClock) -> None:

@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,10 +63,12 @@ class Distant:
     """A pool on a device that is far away.
 
     :ivar shown: the statistics of the last mount
+    :ivar first: whether the first of two measurements was with prefetch, `on` or `off`
     """
 
     folder: Path
-    shown: dict[str, Any]
+    shown: dict[str, Any] = field(default_factory=dict)
+    first: str = "off"
 
     @property
     def path(self) -> Path:
@@ -106,7 +108,7 @@ def run(rows: Rows, options: argparse.Namespace) -> None:
     """Measure."""
     folder = Path(tempfile.mkdtemp(prefix="kvfs-bench-", dir=options.folder or "/dev/shm"))
     try:
-        distant = Distant(folder, {})
+        distant = Distant(folder)
         _fill(distant)
         for _ in range(1 if options.quick else 3):
             _serial(rows, distant)
@@ -189,13 +191,15 @@ def _load(path: Path) -> float:
 def _both(
     distant: Distant, measure: Callable[[Path], float], report: Callable[[dict[str, Any]], None]
 ) -> tuple[float, float]:
-    """With prefetch, and without."""
-    with distant.mounted("off") as path:
-        without = measure(path)
-    with distant.mounted("on") as path:
-        ahead = measure(path)
-    report(distant.shown)
-    return ahead, without
+    """With prefetch, and without; who goes first changes."""
+    distant.first = "on" if distant.first == "off" else "off"
+    measured = {}
+    for prefetch in (distant.first, "off" if distant.first == "on" else "on"):
+        with distant.mounted(prefetch) as path:
+            measured[prefetch] = measure(path)
+        if prefetch == "on":
+            report(distant.shown)
+    return measured["on"], measured["off"]
 
 
 def _serial(rows: Rows, distant: Distant) -> None:
@@ -267,9 +271,7 @@ def _interference(rows: Rows, distant: Distant, samples: int, pace: float) -> No
             reading.result()
         return _percentile(taken, 99)
 
-    ahead, without = _both(
-        distant, measure, lambda shown: print(json.dumps(shown["prefetch"]), file=sys.stderr)
-    )
+    ahead, without = _both(distant, measure, lambda _: None)
     beside = (
         f"p99 of {samples} reads on demand, beside a chain that is read as fast{'' if pace else ' as can be'}"
     )
