@@ -28,7 +28,7 @@ class Progress:
 
     :ivar position: how many blocks of the chain this reader had wanted before, and those between; 0 for a first one
     :ivar sure: it is one of a list that is being gone through
-    :ivar fetch: blocks to fetch now, in the order in which they will be wanted
+    :ivar fetch: blocks to fetch now, in the order in which they will be wanted, if they are not there; each may come twice
     :ivar cancel: blocks that will not be wanted after all
     """
 
@@ -92,13 +92,16 @@ class Streams:
             reader.needed = KNOWN_TOGETHER
         ahead = reader.ahead[:]
         step = reader.reached(block)
-        for passed in ahead[: len(ahead) + len(step.fetch) - len(reader.ahead)]:
-            self._expected.pop(passed, None)
+        passed = len(ahead) + len(step.fetch) - len(reader.ahead)
+        for gone in ahead[:passed]:
+            self._expected.pop(gone, None)
         self._expected.update(dict.fromkeys(step.fetch, reader))
         self._readers[block] = reader
         if len(self._readers) > READERS:
             self._leave(self._readers.popitem(last=False)[1])
-        return Progress(reader.seen - 1, reader.seen >= reader.needed, step.fetch, step.cancel)
+        # Much may have happened to what was fetched long ago, so near the reader it is looked at again.
+        near = tuple(one for one in reader.ahead[max(FIRST - passed, 0) : FIRST] if one not in step.fetch)
+        return Progress(reader.seen - 1, reader.seen >= reader.needed, near + step.fetch, step.cancel)
 
     def _continues(self, block: Hashable) -> Follower | None:
         """The reader of which this is the next block, or one that it is expected to come to."""

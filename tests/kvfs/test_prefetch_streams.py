@@ -29,7 +29,7 @@ def known(*names: str, length: int = LENGTH) -> Chains:
 
 
 def fetched(progress: list[Progress]) -> list[object]:
-    return [block for step in progress for block in step.fetch]
+    return [*dict.fromkeys(block for step in progress for block in step.fetch)]
 
 
 def test_after_two_blocks_the_rest_is_fetched_ahead_of_the_reader() -> None:
@@ -70,6 +70,13 @@ def test_a_reader_out_of_order_is_followed() -> None:
         wanted[at], wanted[at + 1] = wanted[at + 1], wanted[at]
     progress = [streams.wanted(block, 1) for block in wanted]
     assert set(fetched(progress)) >= set(chain("a")[2:])
+
+
+def test_what_was_fetched_long_ago_is_looked_at_again_near_the_reader() -> None:
+    streams = Streams(known("a"))
+    progress = [streams.wanted(block, 1) for block in chain("a")]
+    for at, step in enumerate(progress[20:-FIRST], 20):
+        assert f"a{at + FIRST}" in step.fetch
 
 
 def test_where_readers_part_what_was_ahead_is_cancelled() -> None:

@@ -48,6 +48,8 @@ OTHERS = 192
 RANDOM_READS = 300
 READERS = 2
 """That read at random while the chain is read."""
+LEAD = 0.2
+"""Seconds from looking up to reading."""
 PACE = 0.016
 """Seconds from one file of the chain to the next, beside readers at random: what one reader without prefetch can keep to."""
 SAMPLES = 5200
@@ -112,6 +114,7 @@ def run(rows: Rows, options: argparse.Namespace) -> None:
         _fill(distant)
         for _ in range(1 if options.quick else 3):
             _serial(rows, distant)
+            _looked_up(rows, distant)
             _random(rows, distant)
         for pace in (PACE, 0.0):
             _interference(rows, distant, QUICK_SAMPLES if options.quick else SAMPLES, pace)
@@ -220,6 +223,32 @@ def _serial(rows: Rows, distant: Distant) -> None:
     rows.add(f"serial reader of {CHAIN} files: without", "GB/s", CHAIN * BLOCK / without / 1e9)
     rows.add(f"serial reader of {CHAIN} files: with prefetch", "GB/s", CHAIN * BLOCK / ahead / 1e9)
     rows.add("serial reader: how many times faster", "ratio", without / ahead, floor=3.0)
+
+
+def _looked_up(rows: Rows, distant: Distant) -> None:
+    """A reader whose engine looks up the names and reads the files a while later; and what looking up costs that again."""
+    again: list[float] = []
+
+    def measure(path: Path) -> float:
+        names = [path / f"chain-{number:04}" for number in range(CHAIN)]
+        _access(names)
+        again.append(min(_access(names) for _ in range(20)))
+        time.sleep(LEAD)
+        return sum(_load(name) for name in names[: CHAIN // 4])
+
+    ahead, without = _both(distant, measure, lambda _: None)
+    if distant.first == "off":
+        again.reverse()
+    rows.add(f"looked up {LEAD:g} s before: how many times faster", "ratio", without / ahead)
+    rows.add(f"looking up {CHAIN} names again: with prefetch", "µs", again[0] * 1e6)
+    rows.add(f"looking up {CHAIN} names again: without", "µs", again[1] * 1e6)
+
+
+def _access(names: list[Path]) -> float:
+    began = time.perf_counter()
+    if not all(os.access(name, os.F_OK) for name in names):
+        raise OSError("a name is not there")
+    return time.perf_counter() - began
 
 
 def _random(rows: Rows, distant: Distant) -> None:
