@@ -9,6 +9,8 @@ A folder holds `session.json` (see `catalog_session`) and LMDB's files with thes
     order  u32                               → object ids, coldest first, 4,096 to a value
     outdone device u16, region u32, slot u32, generation u64 → stamp u64 of the record that outdoes that slot's
     changes u64, counted up                  → what was changed, the last 8,192 of them: see `Change`
+    after   predecessor's first 8 bytes, row → nothing: the rows of the objects that were published after another, the
+                                               latest at the end
 
 Each member of a pool has one, writes it alone and lets the others read it. `outdone` is what a member says about the
 records of others, which it cannot change; `changes` is how they learn of its own.
@@ -67,9 +69,13 @@ from blockdev.types import (
 
 log = logging.getLogger(__name__)
 
-_TABLES = ("names", "ids", "rows", "dirty", "order", "outdone", "changes")
-_NAMES, _IDS, _ROWS, _DIRTY, _ORDER, _OUTDONE, _CHANGES = _TABLES
+_TABLES = ("names", "ids", "rows", "dirty", "order", "outdone", "changes", "after")
+_NAMES, _IDS, _ROWS, _DIRTY, _ORDER, _OUTDONE, _CHANGES, _AFTER = _TABLES
 _ID_SIZE: Final = len(NO_ID)
+_LINK_SIZE: Final = 8
+"""Bytes of a predecessor's hash in `after`: enough, as the record says the whole of it."""
+_FIRST: Final = bytes(_ID_SIZE)
+"""The predecessor of what has none."""
 _CHUNK = struct.Struct(">HII")
 _NUMBER = struct.Struct(">I")
 _COUNT = struct.Struct(">Q")
@@ -242,8 +248,12 @@ class Catalog:
         if row is None:
             row = tables.append(_ROWS, packed)
             tables.put(_IDS, id_key, row)
+            _link(tables, record, row)
         else:
             earlier = _recent(tables.replace(_ROWS, row, packed))
+            if earlier is not None and earlier.predecessor != record.predecessor:
+                _unlink(tables, earlier, row)
+                _link(tables, record, row)
             if earlier is not None and _key(earlier) != key:
                 tables.pop(_NAMES, _key(earlier))
                 self._tell(tables, record.object_id, _key(earlier))
@@ -271,7 +281,17 @@ class Catalog:
         record = _recent(tables.pop(_ROWS, row))
         if record is not None:
             tables.pop(_IDS, _id_key(record.object_id, alias=record.kind is Kind.ALIAS))
+            _unlink(tables, record, row)
             self._tell(tables, record.object_id, _key(record))
+
+    def published_after(self, predecessor: bytes, limit: int) -> list[Descriptor]:
+        """The records with this predecessor, the latest first, at most `limit`."""
+        tables = self._tables()
+        if tables is None or predecessor == _FIRST:
+            return []
+        rows = tables.last_with_prefix(_AFTER, predecessor[:_LINK_SIZE], limit)
+        records = (_recent(tables.get(_ROWS, key[_LINK_SIZE:])) for key in rows)
+        return [one for one in records if one is not None and one.predecessor == predecessor]
 
     def children(self, directory: DirectoryId, after: bytes = b"") -> Iterator[Descriptor]:
         """What is in a directory, sorted by name, from the first name behind `after`; see `entries`."""
@@ -485,6 +505,16 @@ class Catalog:
         tables = self._tables()
         items = [] if tables is None else tables.items_behind(_NAMES, directory + after, limit)
         return [key[_ID_SIZE:] for key, _ in items if key.startswith(directory)]
+
+
+def _link(tables: Tables, record: Descriptor, row: bytes) -> None:
+    if record.predecessor != _FIRST:
+        tables.put(_AFTER, record.predecessor[:_LINK_SIZE] + row, b"")
+
+
+def _unlink(tables: Tables, record: Descriptor, row: bytes) -> None:
+    if record.predecessor != _FIRST:
+        tables.pop(_AFTER, record.predecessor[:_LINK_SIZE] + row)
 
 
 def _ref(packed: bytes) -> SlotRef:

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from blockdev.layout import DESCRIPTOR_VERSION
 
-CATALOG_VERSION = 2
+CATALOG_VERSION = 3
 """Of the tables and of the session file. The records in them have `layout.DESCRIPTOR_VERSION`; both must agree."""
 
 _NAME = "session.json"

@@ -179,6 +179,19 @@ class Tables:
             self._end(transaction)
 
     @_translated
+    def last_with_prefix(self, table: str, prefix: bytes, limit: int) -> list[bytes]:
+        """The greatest keys with a prefix, the greatest first, at most `limit`; none has more than 64 bytes behind it."""
+        transaction = self._begin()
+        try:
+            with transaction.cursor(self._tables[table]) as cursor:
+                if not (cursor.prev() if cursor.set_range(prefix + b"\xff" * 65) else cursor.last()):
+                    return []
+                keys = cursor.iterprev(keys=True, values=False)
+                return list(islice(takewhile(lambda key: key.startswith(prefix), keys), limit))
+        finally:
+            self._end(transaction)
+
+    @_translated
     def followed_behind(
         self, table: str, after: bytes, prefix: bytes, limit: int, target: str
     ) -> list[tuple[bytes, bytes | None]]:

@@ -213,6 +213,16 @@ class Catalogs:
         counts = self.get(shown.directory, shown.name)
         return shown if counts is not None and counts.object_id == object_id else None
 
+    def published_after(self, predecessor: bytes, limit: int) -> list[Descriptor]:
+        """What was published after the name with this hash, the latest first, at most `limit` of each member; as it is now,
+        under whatever name."""
+        found = [one for catalog in self._all for one in catalog.published_after(predecessor, limit)]
+        if self._simple:
+            return [one for one in found if one.kind is not Kind.ALIAS]
+        found.sort(key=age, reverse=True)
+        shown = (self.by_id(object_id) for object_id in dict.fromkeys(one.object_id for one in found))
+        return [one for one in shown if one is not None]
+
     def raw_by_id(self, object_id: ObjectId) -> list[Descriptor]:
         """Every record of an object, as it is in its catalogue."""
         return [

@@ -175,6 +175,16 @@ class Pool:
         record = self.catalog.get(directory, name)
         return record if record is not None and self._is_there(record) else None
 
+    def published_after(self, predecessor: bytes, limit: int) -> list[Descriptor]:
+        """The files that were published after the one with this hash, by the same writer, the latest first.
+
+        :param predecessor: 128-bit hash, as `NewObject.predecessor` says it
+        :param limit: at most so many of each member
+        """
+        self._check_open()
+        found = self.catalog.published_after(predecessor, limit)
+        return [record for record in found if record.kind is Kind.HEAD and self._is_there(record)]
+
     def size_of(self, directory: DirectoryId, name: bytes) -> int | None:
         """Bytes of the file of that name, as `lookup` would find it; None if there is none. For very many names: it unpacks
         no record where a glance is enough."""

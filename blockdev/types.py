@@ -220,7 +220,7 @@ class Descriptor:
     supersedes: tuple[SlotRef, ...] = ()
     """Slots that an older record of the same name holds, to be invalid before this record may go."""
     predecessor: bytes = bytes(16)
-    """128-bit hash of the name that the same writer published before; zeros if none."""
+    """128-bit hash of what the same writer published before, as the caller identifies it; zeros if none."""
     xattrs: tuple[tuple[bytes, bytes], ...] = ()
     """User attributes: (name with its `user.` prefix, value), sorted by name."""
     inline: bytes = b""

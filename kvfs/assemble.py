@@ -25,6 +25,7 @@ from kvfs.errors import ConfigError, FramesError, MissingDevice
 from kvfs.frames import Arena, open_frames
 from kvfs.fuse.mount import MountOptions, serve
 from kvfs.names import is_temporary
+from kvfs.prefetcher import Mode
 from kvfs.sizes import format_size
 from rdma.errors import MemoryRefused
 
@@ -193,6 +194,7 @@ async def serve_mount(
         whole_limit=config.open_verify_limit,
         read_ahead=config.read_ahead,
         lane=config.lane,
+        prefetch=Mode(config.prefetch),
     )
     if config.root_mode is not None:
         await _set_root_mode(assembly.pool, config.root_mode)

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 Durability = Literal["close", "flush"]
 _DURABILITIES: dict[str, Durability] = {"close": "close", "flush": "flush"}
 
+Prefetch = Literal["on", "off", "observe"]
+_PREFETCHES: dict[str, Prefetch] = {"on": "on", "off": "off", "observe": "observe"}
+
 DeviceName = Path | NamespaceName
 """How a device is named: the absolute path of a block device or file, or a namespace of a target."""
 
@@ -81,6 +84,8 @@ class Config:
     """Files up to this many bytes are read and verified before open() returns, so that damage is a miss."""
     read_ahead: int = 2
     """Extents to read ahead of whoever reads a larger file."""
+    prefetch: Prefetch = "on"
+    """Fetch what requests show will be wanted; `observe` only counts what that would be."""
     lane: bool = True
     """Answer reads and writes in threads of our own; without, pyfuse3 answers everything, more slowly."""
     allow_other: bool = False
@@ -248,6 +253,13 @@ def _durability(node: yaml.Node) -> Durability:
     return _DURABILITIES[text]
 
 
+def _prefetch(node: yaml.Node) -> Prefetch:
+    text = _text(node)
+    if text not in _PREFETCHES:
+        raise ConfigError(f"must be on, off or observe, not '{text}'")
+    return _PREFETCHES[text]
+
+
 def _whole_seconds(node: yaml.Node) -> int:
     """What the kernel counts in whole seconds."""
     text = _text(node)
@@ -350,6 +362,7 @@ _READERS: dict[str, Callable[[yaml.Node], Any]] = {
     "ctrl_loss": _loss,
     "open_verify_limit": _size(0),
     "read_ahead": _count(0, 64),
+    "prefetch": _prefetch,
     "lane": _switch,
     "allow_other": _switch,
     "root_mode": _mode,

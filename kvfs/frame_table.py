@@ -6,7 +6,8 @@ number of its own: whatever becomes of the object, and whoever changes it, a fra
 A frame is always in exactly one of these places:
 
     free     holds nothing; handed out next
-    idle     holds a verified extent that nobody has pinned; found by look-ups, evicted coldest first
+    idle     holds a verified extent that nobody has pinned; found by look-ups, evicted coldest first, and those last
+             that were read before anybody asked, and that nobody has asked for yet
     pinned   somebody relies on its bytes: a reader, a writer's private frame, or a load that is filling it
     zombie   nobody has pinned it, but an I/O that was given up may still touch it: not reused until that I/O
              has returned
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -85,18 +86,70 @@ class FrameStatistics:
     """Not begun, for want of frames or because enough were under way."""
 
 
+class Landed(NamedTuple):
+    """A load that has ended.
+
+    :ivar length: bytes; None if it failed
+    :ivar seconds: that reading took
+    :ivar flying: extents that were being read when it began, itself included
+    """
+
+    slot: SlotRef
+    length: int | None
+    seconds: float
+    flying: int
+
+
+class Watcher(Protocol):
+    """Is told, between awaits, of loads, and what becomes of extents that were fetched before anybody asked, by
+    `FrameCache.fetch` or `read_ahead`; waits for nothing.
+    """
+
+    def missed(self, slot: SlotRef, length: int) -> None:
+        """Somebody waits for an extent that was not here, and nobody had begun to fetch. :param length: bytes, at most"""
+
+    def used(self, slot: SlotRef, *, late: bool) -> None:
+        """Somebody wanted it for the first time. :param late: before it was here"""
+
+    def wasted(self, slot: SlotRef) -> None:
+        """It left memory, and nobody had wanted it."""
+
+    def landed(self, load: Landed) -> None:
+        """A load has ended, whoever it was for, if it had begun to read."""
+
+
+class NobodyWatches:
+    """Takes no notice."""
+
+    def missed(self, slot: SlotRef, length: int) -> None:
+        pass
+
+    def used(self, slot: SlotRef, *, late: bool) -> None:
+        pass
+
+    def wasted(self, slot: SlotRef) -> None:
+        pass
+
+    def landed(self, load: Landed) -> None:
+        pass
+
+
 class FrameTable:
     """All frames, by place and by what they hold.
 
+    :ivar watcher: is told of what was fetched before anybody asked
     :ivar evicted: extents given up for another use of their frame
     :ivar evicted_unread: of those, the ones that nobody had looked up
     """
 
     def __init__(self, views: Sequence[memoryview]) -> None:
+        self.watcher: Watcher = NobodyWatches()
         self.frames = tuple(Frame(view) for view in views)
         # A stack: what was used last is most likely still in the processor's caches.
         self._free = list(reversed(self.frames))
         self._idle: OrderedDict[Frame, None] = OrderedDict()
+        self._awaiting: OrderedDict[Frame, None] = OrderedDict()
+        """Idle, but read before anybody asked, and nobody has."""
         self._found: dict[SlotRef, Frame] = {}
         self.zombies = 0
         self.evicted = 0
@@ -108,11 +161,11 @@ class FrameTable:
 
     @property
     def idle(self) -> int:
-        return len(self._idle)
+        return len(self._idle) + len(self._awaiting)
 
     @property
     def pinned(self) -> int:
-        return len(self.frames) - len(self._free) - len(self._idle) - self.zombies
+        return len(self.frames) - len(self._free) - self.idle - self.zombies
 
     def find(self, key: SlotRef) -> Frame | None:
         """The extent's frame, as it is."""
@@ -124,7 +177,7 @@ class FrameTable:
             if frame.pending:
                 self.zombies -= 1
             else:
-                del self._idle[frame]
+                del self._shelf(frame)[frame]
         frame.pins += 1
 
     def unpin(self, frame: Frame) -> None:
@@ -145,10 +198,11 @@ class FrameTable:
         """A private frame with one pin, evicting the coldest idle extent if need be; None if all are in use."""
         if self._free:
             frame = self._free.pop()
-        elif self._idle:
-            frame, _ = self._idle.popitem(last=False)
+        elif self._idle or self._awaiting:
+            frame, _ = (self._idle or self._awaiting).popitem(last=False)
             self.evicted += 1
             self.evicted_unread += frame.unread
+            self._tell(frame)
             self._unname(frame)
         else:
             return None
@@ -173,10 +227,23 @@ class FrameTable:
             frame = self._found.pop(key, None)
             if frame is None:
                 continue
-            frame.key = None
-            if frame in self._idle:
-                del self._idle[frame]
+            self._tell(frame)
+            if not frame.pins and not frame.pending:
+                del self._shelf(frame)[frame]
+                frame.key = None
                 self._settle(frame)
+            frame.key = None
+
+    def give_up(self, key: SlotRef) -> None:
+        """Nobody will ask for what was read before anybody had: it is the next to go. Nothing if somebody has."""
+        frame = self._found.get(key)
+        if frame is not None and frame.ahead and frame.unread:
+            self._tell(frame)
+            is_idle = self._awaiting.pop(frame, self) is None
+            frame.ahead = False
+            if is_idle:
+                self._idle[frame] = None
+                self._idle.move_to_end(frame, last=False)
 
     def io_began(self, frame: Frame) -> None:
         """An I/O on a pinned frame was given up and has not returned.
@@ -199,7 +266,15 @@ class FrameTable:
         if frame.key is None:
             self._free.append(frame)
         else:
-            self._idle[frame] = None
+            self._shelf(frame)[frame] = None
+
+    def _shelf(self, frame: Frame) -> OrderedDict[Frame, None]:
+        """Where a frame is while it is idle."""
+        return self._awaiting if frame.ahead and frame.unread else self._idle
+
+    def _tell(self, frame: Frame) -> None:
+        if frame.ahead and frame.unread and frame.key is not None:
+            self.watcher.wasted(frame.key)
 
     def _unname(self, frame: Frame) -> None:
         assert frame.key is not None

@@ -21,7 +21,7 @@ from blockdev.errors import BlockError, DeviceTimeout
 from blockdev.forks import ends_in_children
 from kvfs.arena import Arena
 from kvfs.errors import FramesClosed, FramesError, NoFrames
-from kvfs.frame_table import Frame, FrameStatistics, FrameTable
+from kvfs.frame_table import Frame, FrameStatistics, FrameTable, Landed, Watcher
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from blockdev.errors import Pending
     from blockdev.types import Descriptor, SlotRef
 
-__all__ = ["Arena", "ExtentSource", "Frame", "FrameCache", "FrameStatistics", "open_frames"]
+__all__ = ["Arena", "ExtentSource", "Frame", "FrameCache", "FrameStatistics", "Watcher", "open_frames"]
 
 
 class ExtentSource(Protocol):
@@ -58,12 +58,26 @@ class _Counts:
 class _Load:
     """One read of an extent into a frame, and those who wait for it."""
 
-    __slots__ = ("ahead", "done", "error", "frame", "index", "key", "reading", "scope", "waiters")
+    __slots__ = (
+        "ahead",
+        "done",
+        "error",
+        "frame",
+        "index",
+        "key",
+        "landed",
+        "limited",
+        "reading",
+        "scope",
+        "waiters",
+    )
 
-    def __init__(self, key: SlotRef, index: int, *, ahead: bool) -> None:
+    def __init__(self, key: SlotRef, index: int, *, ahead: bool, limited: bool) -> None:
         self.key = key
         self.index = index
         self.ahead = ahead
+        self.limited = limited
+        self.landed: Landed | None = None
         self.waiters = 0
         self.reading = False
         self.done = trio.Event()
@@ -101,6 +115,8 @@ class FrameCache:
         self._queue: OrderedDict[trio.lowlevel.Task, list[Frame]] = OrderedDict()
         self._loading = 0
         self._loading_ahead = 0
+        self._limited = 0
+        self._reading = 0
         self._closed = False
         self._counts = _Counts()
         ends_in_children(self)
@@ -118,7 +134,9 @@ class FrameCache:
         self._counts.hits += 1
         if frame.unread:
             frame.unread = False
-            self._counts.read_ahead_used += frame.ahead
+            if frame.ahead:
+                self._counts.read_ahead_used += 1
+                self._table.watcher.used(slot, late=False)
         return frame
 
     async def get(self, descriptor: Descriptor, index: int, slot: SlotRef) -> Frame:
@@ -135,10 +153,15 @@ class FrameCache:
         load = self._loads.get(slot)
         if load is None:
             self._counts.misses += 1
+            self._table.watcher.missed(slot, min(self.frame_size, descriptor.size - index * self.frame_size))
             load = self._begin(descriptor, index, slot, None)
         else:
             self._counts.coalesced += 1
         return await self._join(load)
+
+    def watch(self, watcher: Watcher) -> None:
+        """Tell it from here on what becomes of what is fetched before anybody asks."""
+        self._table.watcher = watcher
 
     def holds(self, slot: SlotRef) -> bool:
         """Whether the extent in a slot is here."""
@@ -162,14 +185,38 @@ class FrameCache:
             if self._closed or not self._may_read_ahead():
                 self._counts.read_ahead_refused += 1
                 continue
-            self._begin(descriptor, index, slot, self._table.take())
+            self._begin(descriptor, index, slot, self._table.take(), limited=True)
             self._counts.read_ahead += 1
             begun += 1
         return begun
 
+    def fetch(self, descriptor: Descriptor, index: int, slot: SlotRef) -> bool:
+        """As `read_ahead`, for who keeps count of what is under way; whether the load was begun."""
+        if self._closed or slot in self._loads or self._table.find(slot) is not None or not self._can_spare():
+            return False
+        self._begin(descriptor, index, slot, self._table.take())
+        self._counts.read_ahead += 1
+        return True
+
+    def give_up(self, slot: SlotRef) -> None:
+        """What was fetched is not expected to be asked for any more: it is the next to go, if nobody does."""
+        self._table.give_up(slot)
+
+    @property
+    def reading(self) -> int:
+        """Extents that are being read, for whomever."""
+        return self._reading
+
+    @property
+    def demanded(self) -> int:
+        """Loads under way that were begun for somebody who waits."""
+        return self._loading - self._loading_ahead
+
     def _may_read_ahead(self) -> bool:
-        table = self._table
-        return table.free + table.idle > self._ahead_spare and self._loading_ahead < self._ahead_limit
+        return self._can_spare() and self._limited < self._ahead_limit
+
+    def _can_spare(self) -> bool:
+        return self._table.free + self._table.idle > self._ahead_spare
 
     async def allocate(self) -> Frame:
         """A private frame, pinned, its bytes undefined. Evicts the coldest idle extent if need be, and waits in
@@ -300,10 +347,13 @@ class FrameCache:
             raise FramesClosed("the DRAM tier was closed")
         return handed[0]
 
-    def _begin(self, descriptor: Descriptor, index: int, slot: SlotRef, frame: Frame | None) -> _Load:
+    def _begin(
+        self, descriptor: Descriptor, index: int, slot: SlotRef, frame: Frame | None, *, limited: bool = False
+    ) -> _Load:
         """Start a load; one that is given its frame was not asked for."""
-        load = self._loads[slot] = _Load(slot, index, ahead=frame is not None)
+        load = self._loads[slot] = _Load(slot, index, ahead=frame is not None, limited=limited)
         self._loading += 1
+        self._limited += limited
         self._loading_ahead += load.ahead
         self._nursery.start_soon(self._run, load, descriptor, frame)
         return load
@@ -347,6 +397,8 @@ class FrameCache:
 
     async def _fill(self, load: _Load, descriptor: Descriptor, frame: Frame) -> None:
         load.reading = True
+        self._reading += 1
+        began, flying, length = trio.current_time(), self._reading, None
         try:
             length = await self._source.read_extent(descriptor, load.index, frame.view)
         except BaseException as error:
@@ -354,6 +406,10 @@ class FrameCache:
                 self.hold_until(frame, error.pending)
             self.unpin(frame)
             raise
+        finally:
+            self._reading -= 1
+            seconds = trio.current_time() - began
+            load.landed = Landed(load.key, length, seconds, flying)
         frame.length = length
         self._counts.bytes_loaded += length
         self._deliver(load, frame)
@@ -364,9 +420,13 @@ class FrameCache:
         if load.waiters:
             load.frame = found
             found.unread = False
-            self._counts.read_ahead_used += load.ahead
+            if load.ahead:
+                self._counts.read_ahead_used += 1
+                self._table.watcher.used(load.key, late=True)
         elif found is frame:
             frame.ahead = load.ahead
+        elif load.ahead:
+            self._table.watcher.wasted(load.key)
         for _ in range(load.waiters):
             self._table.pin(found)
         self.unpin(frame)
@@ -374,10 +434,13 @@ class FrameCache:
     def _finish(self, load: _Load) -> None:
         self._loading -= 1
         self._loading_ahead -= load.ahead
+        self._limited -= load.limited
         self._drop(load)
         if load.frame is None and load.error is None:
             load.error = FramesClosed("the DRAM tier was closed")
         load.done.set()
+        if load.landed is not None:
+            self._table.watcher.landed(load.landed)
 
     def _drop(self, load: _Load) -> None:
         """Let nobody join a load any more."""

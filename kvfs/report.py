@@ -40,6 +40,7 @@ GAUGES = (
         f"frames.{name}"
         for name in ("frames", "frame_size", "free", "idle", "pinned", "zombies", "waiting", "loading")
     ),
+    *(f"prefetch.{name}" for name in ("accuracy", "coverage", "expected", "unused", "window")),
     *(f"mount.{name}" for name in ("inodes", "open_files", "drafts", "notify.queued")),
 )
 """Which names of `statistics_of` go up and down; the others count since the mount began."""
@@ -190,6 +191,7 @@ def statistics_of(pool: Pool, frames: FrameCache, mount: Mount) -> Json:
         "space": space_of(of_pool.space),
         "frames": plain(frames.statistics()),
         "mount": plain(mount.statistics()),
+        "prefetch": plain(mount.prefetcher.statistics()),
         "devices": {"unreachable": len(of_pool.unreachable_devices)} | _paths(pool),
     }
 

@@ -21,7 +21,7 @@ The body of the page; the same bytes are the catalogue's value for the record:
     40      u64   stamp, hybrid logical clock, ns
     48      16s   object id
     64      16s   directory id
-    80      16s   predecessor: hash of the name published before; zeros = none
+    80      16s   predecessor: hash of the block published before; zeros = none
     96      u32   mode
     100     u32   uid
     104     u32   gid

@@ -100,7 +100,7 @@ class Putter:
         """All but the content."""
         return NewObject(
             directory, place.name, _MODE, os.geteuid(), os.getegid(), time.time_ns(), size,
-            predecessor=self._predecessors.of(writer), replace=replace,
+            predecessor=self._predecessors.of(writer, place.name), replace=replace,
         )  # fmt: skip
 
     async def _write(self, slot: SlotRef, part: memoryview) -> Xxh3:

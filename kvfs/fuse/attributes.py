@@ -104,6 +104,8 @@ class Attributes:
         return entry
 
     def _entry_timeout(self, inode: Inode) -> float:
+        if inode.sentinel:
+            return 0.0
         # While somebody writes to a published file, what its name leads to may change with every close.
         if not self._volume.overlay.occupies(inode.parent):
             return PUBLISHED_TIMEOUT

@@ -325,7 +325,7 @@ class Draft:
             extents=extents,
             inline=inline,
             xattrs=attributes.xattrs,
-            predecessor=self._services.predecessors.of(self._writer),
+            predecessor=self._services.predecessors.of(self._writer, self.name),
             base=self.content.base,
             replace=replace,
         )

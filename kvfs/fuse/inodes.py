@@ -31,7 +31,7 @@ _unpacked = lru_cache(maxsize=1024)(unpack_descriptor)
 """What is asked of an inode's record comes in bursts."""
 
 
-_GONE, _STALE, _DOUBTFUL = 1, 2, 4
+_GONE, _STALE, _DOUBTFUL, _SENTINEL = 1, 2, 4, 8
 
 
 class Inode:
@@ -69,7 +69,7 @@ class Inode:
         self.mtime_ns = 0
         self._place = place
 
-    # One number for the three of them: there may be millions.
+    # One number for all of them: there may be millions.
 
     @property
     def gone(self) -> bool:
@@ -97,6 +97,15 @@ class Inode:
     @doubtful.setter
     def doubtful(self, value: bool) -> None:
         self._state = self._state & ~_DOUBTFUL | _DOUBTFUL * value
+
+    @property
+    def sentinel(self) -> bool:
+        """The kernel is to ask for its name each time, as that tells what will be read."""
+        return bool(self._state & _SENTINEL)
+
+    @sentinel.setter
+    def sentinel(self, value: bool) -> None:
+        self._state = self._state & ~_SENTINEL | _SENTINEL * value
 
     @property
     def record(self) -> Descriptor | None:

@@ -21,6 +21,7 @@ from kvfs.fuse.attributes import Attributes, RootAttributes
 from kvfs.fuse.desk import Desk
 from kvfs.fuse.drafts import DraftServices
 from kvfs.fuse.foreign import ForeignChanges
+from kvfs.fuse.foresight import Foresight
 from kvfs.fuse.inodes import InodeTable, Overlay
 from kvfs.fuse.lane import LaneStatistics
 from kvfs.fuse.link import Link, make_link
@@ -38,6 +39,7 @@ from kvfs.fuse.versions import Versions
 from kvfs.fuse.volume import Volume
 from kvfs.mountpoint import FSTYPE, check_fuse, check_mount_point, mounted_at, resolve
 from kvfs.predecessors import Predecessors
+from kvfs.prefetcher import Mode, Prefetcher
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +57,14 @@ class MountOptions:
     :ivar whole_limit: bytes up to which a file is fetched and verified whole when it is opened
     :ivar read_ahead: extents to read ahead of whoever reads a larger one
     :ivar lane: answer reads and writes in threads of our own, and have pyfuse3 answer the rest only
+    :ivar prefetch: fetch what requests show will be wanted
     """
 
     allow_other: bool = False
     whole_limit: int = 32 * MIB
     read_ahead: int = 2
     lane: bool = True
+    prefetch: Mode = Mode.ON
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,7 @@ class Mount:
         self.memory = DraftMemory(pool, frames, versions, nursery, limit=drafts)
         self.link = link
         self.notifier = Notifier(send=link.forget_attributes)
+        self.prefetcher = Prefetcher(frames, options.prefetch, time.monotonic)
         self.volume = Volume(
             pool=pool,
             versions=versions,
@@ -99,6 +104,7 @@ class Mount:
             retries=Retries(trio.lowlevel.current_clock().current_time),
             invalidator=self.notifier,
             now_ns=time.time_ns,
+            foresight=Foresight(pool, self.prefetcher),
         )
         root = _root(pool, options)
         self.tree = Tree(self.volume)
@@ -172,6 +178,7 @@ async def serve(
         pool.on_gone.append(mount.volume.gone)
         pool.on_changed.append(mount.foreign.changed)
         mount.notifier.start()
+        nursery.start_soon(mount.prefetcher.run)
         try:
             await _run(mount, path, ready)
         finally:

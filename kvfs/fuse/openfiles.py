@@ -126,7 +126,9 @@ class OpenFiles:
             or not self._is_current(inode)
         ):
             raise MustWait
-        return self._add(inode, reader=self._readers.open_now(record))
+        reader = self._readers.open_now(record)
+        self._volume.foresight.opened(record, caller.thread)
+        return self._add(inode, reader=reader)
 
     async def _wait_for_closing(self, inode: Inode) -> None:
         """Who opens a file after all others closed it finds all that they stored, through mappings too."""
@@ -188,6 +190,7 @@ class OpenFiles:
             if record is None or not self._volume.versions.is_open(record.object_id):
                 raise refused(errno.ENOENT)
         assert record is not None
+        self._volume.foresight.opened(record, caller.thread)
         try:
             reader = await self._readers.open(record)
         except (BlockError, FramesError) as error:

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 from blockdev.types import Descriptor, DirectoryId
 from kvfs.fuse.drafts import DraftServices
+from kvfs.fuse.foresight import Foresight
 from kvfs.fuse.inodes import Inode, InodeTable, Overlay
 from kvfs.fuse.ports import PoolPort
 from kvfs.fuse.retries import Retries
@@ -46,6 +47,7 @@ class Volume:
     retries: Retries
     invalidator: Invalidator
     now_ns: Callable[[], int]
+    foresight: Foresight
 
     def inode(self, number: int) -> Inode:
         """:raises OSError: the kernel asks for what it was never told, or forgot"""

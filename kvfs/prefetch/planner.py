@@ -1,16 +1,20 @@
 """What to fetch next, of all that is expected: the most seconds saved for a byte, within what links may carry. Pure.
 
-Demand is not planned here: it goes first, at once. What it takes is told to the budget, so that predictions wait.
+Demand is not planned here: it goes first, at once. What it takes is told to the budget, so that predictions wait. While there
+is none, nobody else has a use for the link, and a source may have more than its share.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
 LOOK_BACK = 1000
 """Blocks after which a source's older successes count for half."""
+FADE = 60.0
+"""Seconds after which they do, too: a source that may do nothing shows nothing, and things change."""
 BURST = 0.1
 """Seconds of a link's rate that may be used at once after a pause."""
 
@@ -66,7 +70,7 @@ class Tokens:
 
     rate: float
     level: float = 0.0
-    filled: float = 0.0
+    filled: float = -math.inf
 
     def fill(self, now: float) -> None:
         """Time has passed; a clock that goes back adds nothing."""
@@ -89,11 +93,28 @@ class Planner:
     """
 
     def __init__(self, rate: float) -> None:
+        self._rate = rate
         self._link = Tokens(rate)
         self._shares = {source: Tokens(rate * source.share) for source in Source}
+        self._faded: float | None = None
         self._used = {source: [0.0, 0.0] for source in Source}
         self._wants: dict[Hashable, Want] = {}
         self._flying: dict[Hashable, Want] = {}
+
+    def __len__(self) -> int:
+        """How many blocks are expected and not under way."""
+        return len(self._wants)
+
+    @property
+    def rate(self) -> float:
+        """What the link carries, bytes a second; may be set when more is known of it."""
+        return self._rate
+
+    @rate.setter
+    def rate(self, rate: float) -> None:
+        self._rate = self._link.rate = rate
+        for source, tokens in self._shares.items():
+            tokens.rate = rate * source.share
 
     def offer(self, wants: Iterable[Want]) -> None:
         """More is expected. What is under way already is not fetched again; of two guesses the more valuable counts."""
@@ -120,15 +141,27 @@ class Planner:
         self._link.take(size)
         return False
 
-    def start(self, now: float) -> list[Want]:
-        """What to fetch now, the most valuable first."""
+    def expired(self, now: float) -> list[Want]:
+        """Take out what would come too late."""
+        late = [want for want in self._wants.values() if want.deadline < now + want.size / self._rate]
+        for want in late:
+            del self._wants[want.block]
+        return late
+
+    def start(self, now: float, most: int | None = None, *, contended: bool = True) -> list[Want]:
+        """What to fetch now, the most valuable first. What would come too late is forgotten.
+
+        :param most: blocks, at most
+        :param contended: others want to use the link: sources keep to their shares
+        """
         for tokens in (self._link, *self._shares.values()):
             tokens.fill(now)
+        self.expired(now)
         started: list[Want] = []
         for want in sorted(self._wants.values(), key=lambda want: (-want.value, want.deadline)):
-            if want.deadline < now + want.size / self._link.rate:
-                del self._wants[want.block]
-            elif self._may(want):
+            if len(started) == most:
+                break
+            if self._may(want, now, contended=contended):
                 del self._wants[want.block]
                 self._flying[want.block] = want
                 self._link.take(want.size)
@@ -152,7 +185,19 @@ class Planner:
         wasted, used = self._used[source]
         return (used + 1) / (wasted + used + 1)
 
-    def _may(self, want: Want) -> bool:
+    def allows(self, source: Source, now: float) -> bool:
+        """Whether a source is right often enough to be offered anything."""
+        self._fade(now)
+        return self.accuracy(source) >= source.bar
+
+    def _fade(self, now: float) -> None:
+        if self._faded is None or now < self._faded:
+            self._faded = now
+        if now - self._faded >= FADE:
+            self._faded = now
+            self._used = {source: [count / 2 for count in counts] for source, counts in self._used.items()}
+
+    def _may(self, want: Want, now: float, *, contended: bool) -> bool:
         """Whether the link, its source's share of it, and the source's record allow it."""
-        enough = self._link.level > 0 and self._shares[want.source].level > 0
-        return enough and self.accuracy(want.source) >= want.source.bar
+        enough = self._link.level > 0 and (not contended or self._shares[want.source].level > 0)
+        return enough and self.allows(want.source, now)

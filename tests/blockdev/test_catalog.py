@@ -43,6 +43,8 @@ BOOT = "boot-1"
 DIRECTORIES = [ROOT, b"d" * 16]
 NAMES = [b"a", b"ab", b"b", b"\xff" * 255]
 IDS = [bytes([n]) * 16 for n in range(1, 7)]
+PREDECESSORS = [bytes(16), b"p" * 16, b"p" * 15 + b"q", b"\xff" * 16]
+"""None; two that differ only where the table does not tell; the greatest."""
 
 
 def record(name=b"a", object_id=IDS[0], directory=ROOT, **fields):
@@ -103,9 +105,10 @@ class CatalogMachine(RuleBasedStateMachine):
         directory=st.sampled_from(DIRECTORIES),
         object_id=st.sampled_from(IDS),
         stamp=st.integers(0, 9),
+        predecessor=st.sampled_from(PREDECESSORS),
     )
-    def put(self, name, directory, object_id, stamp):
-        stored = record(name, object_id, directory, stamp=stamp)
+    def put(self, name, directory, object_id, stamp, predecessor):
+        stored = record(name, object_id, directory, stamp=stamp, predecessor=predecessor)
         self.catalog.put(stored)
         self.records = {k: r for k, r in self.records.items() if r.object_id != object_id}
         self.records[directory, name] = stored
@@ -190,6 +193,9 @@ class CatalogMachine(RuleBasedStateMachine):
         by_id: dict[bytes, Descriptor] = {r.object_id: r for r in self.records.values()}
         for object_id in IDS:
             assert catalog.by_id(object_id) == by_id.get(object_id)
+        for predecessor in PREDECESSORS[1:]:
+            after = {r.object_id for r in self.records.values() if r.predecessor == predecessor}
+            assert {r.object_id for r in catalog.published_after(predecessor, 9)} == after
         for directory in DIRECTORIES:
             children = [self.records[key] for key in sorted(self.records) if key[0] == directory]
             assert list(catalog.children(directory)) == children
@@ -296,10 +302,21 @@ def test_a_row_that_says_something_else_is_not_believed(catalog):
     assert catalog.by_id(IDS[1]) is None
 
 
+def test_what_was_published_after_something_comes_latest_first(catalog):
+    for number, object_id in enumerate(IDS):
+        catalog.put(record(b"%d" % number, object_id, predecessor=PREDECESSORS[1 + number % 3]))
+    catalog.put(record(b"0", IDS[0], predecessor=PREDECESSORS[1], mode=0o600))
+    assert [r.name for r in catalog.published_after(PREDECESSORS[1], 9)] == [b"3", b"0"]
+    assert [r.name for r in catalog.published_after(PREDECESSORS[3], 1)] == [b"5"]
+    catalog.put(record(b"0", IDS[0], predecessor=PREDECESSORS[3]))
+    assert [r.name for r in catalog.published_after(PREDECESSORS[1], 9)] == [b"3"]
+    assert catalog.published_after(PREDECESSORS[0], 9) == []
+
+
 def test_an_object_costs_at_most_600_bytes(catalog, folder):
     for _ in range(5000):
         name = os.urandom(32).hex().encode() + b".bin"
-        catalog.put(record(name, os.urandom(16)))
+        catalog.put(record(name, os.urandom(16), predecessor=os.urandom(16)))
     catalog.close(clean=True)
     assert (folder / "data.mdb").stat().st_size / 5000 < 600
 
@@ -424,7 +441,7 @@ DAMAGE = {
     "session of another kind": lambda folder: (folder / "session.json").write_bytes(b"[1, 2]"),
     "another pool": lambda folder: Session(BOOT, True, {A: 1}).store(folder, UUID(int=2)),
     "another version": lambda folder: (folder / "session.json").write_bytes(
-        (folder / "session.json").read_bytes().replace(b'"version": [\n  2', b'"version": [\n  3')
+        (folder / "session.json").read_bytes().replace(b'"version": [\n  3', b'"version": [\n  4')
     ),
 }
 
@@ -603,7 +620,7 @@ def test_tables_of_another_use_are_damaged(tmp_path):
 def test_the_session_file_is_as_it_always_was():
     golden = b"""{
  "version": [
-  2,
+  3,
   1
  ],
  "pool": "00000000-0000-0000-0000-000000000001",
@@ -620,7 +637,7 @@ def test_the_session_file_is_as_it_always_was():
 
 
 def test_the_tables_are_as_they_always_were(catalog):
-    catalog.put(record())
+    catalog.put(record(predecessor=b"predecessor's id"))
     catalog.mark_dirty(DirtyChunk(1, 2, 3))
     catalog.save_order(IDS[:2])
     tables = catalog._opened
@@ -629,3 +646,4 @@ def test_the_tables_are_as_they_always_were(catalog):
     assert [key for key, _ in tables.items_behind("rows", b"", 9)] == [bytes(7) + b"\1"]
     assert tables.items_behind("dirty", b"", 9) == [(b"\0\1\0\0\0\2\0\0\0\3", b"")]
     assert tables.items_behind("order", b"", 9) == [(bytes(4), IDS[0] + IDS[1])]
+    assert tables.items_behind("after", b"", 9) == [(b"predeces" + bytes(7) + b"\1", b"")]

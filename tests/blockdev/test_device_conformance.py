@@ -14,7 +14,8 @@ import trio.testing
 
 from blockdev.device import Begun, Device, check_span, check_transfer
 from blockdev.file_device import FileDevice, open_file_device
-from blockdev.testing import Fault, FaultyDevice, MemoryDevice, RandomFaults, check_device
+from blockdev.memory import page_buffer
+from blockdev.testing import DistantDevice, Fault, FaultyDevice, MemoryDevice, RandomFaults, check_device
 from blockdev.types import MIB, PAGE
 from tests.blockdev.block_devices import GatedDevice, GatedWrites, allocated, loop_device
 
@@ -42,6 +43,38 @@ async def test_faulty(delay: tuple[float, float], autojump_clock: trio.testing.M
         return device.release
 
     await check_device(make, stall=stall)
+
+
+async def test_distant(autojump_clock: trio.testing.MockClock) -> None:
+    faulty: dict[Device, FaultyDevice] = {}
+
+    async def make(io_timeout: float) -> DistantDevice:
+        behind = FaultyDevice(SIZE, Random(1), io_timeout=io_timeout)
+        device = DistantDevice(behind, latency=0.01, rate=1e9)
+        faulty[device] = behind
+        return device
+
+    def stall(device: Device) -> Callable[[], None]:
+        faulty[device].inject(Fault(delay=math.inf))
+        return faulty[device].release
+
+    await check_device(make, stall=stall)
+
+
+async def test_what_is_distant_shares_a_link(autojump_clock: trio.testing.MockClock) -> None:
+    device = DistantDevice(MemoryDevice(SIZE), latency=1.0, rate=MIB)
+    ended: list[float] = []
+
+    async def read(offset: int, length: int) -> None:
+        await device.read_into(offset, page_buffer(length))
+        ended.append(trio.current_time() - began)
+
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read, 0, MIB)
+        nursery.start_soon(read, MIB, MIB)
+    await read(0, MIB // 2)
+    assert ended == pytest.approx([2.0, 3.0, 4.5])
 
 
 @pytest.mark.parametrize("begins", [False, True])

@@ -96,6 +96,10 @@ class FakePool:
                 return record
         return None
 
+    def published_after(self, predecessor: bytes, limit: int) -> list[Descriptor]:
+        found = [r for r in self._records.values() if r.predecessor == predecessor]
+        return sorted(found, key=lambda record: record.stamp, reverse=True)[:limit]
+
     def entries(self, directory: DirectoryId, after: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         found = [r for r in self._records.values() if r.directory == directory and r.name > after]
         for record in sorted(found, key=lambda record: record.name):

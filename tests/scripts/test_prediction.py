@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from kvfs.prefetcher import Mode
 from scripts.lib.bench import Rows
 from scripts.lib.benches.prefetch import keep, measure, resumes, run
+from scripts.lib.prediction.replay import replay
 from scripts.lib.prediction.resumes import (
     Clairvoyant,
     Learnt,
@@ -187,3 +189,38 @@ def test_bars_on_traces() -> None:
     shown = [row.as_json() for row in rows]
     assert shown
     assert [row for row in shown if not row["ok"] and row["unit"] == "part"] == []
+
+
+CONVERSATIONS = [
+    Asked(float(turn * 60 + who), None, tuple(range(who * 1000, who * 1000 + 10 * (turn + 1))))
+    for turn in range(4)
+    for who in range(20)
+]
+"""Twenty of them, each a turn a minute."""
+
+
+def test_a_replay_waits_for_little_and_fetches_little_in_vain() -> None:
+    ahead, without = (replay(CONVERSATIONS, 300, mode) for mode in (Mode.ON, Mode.OFF))
+    assert ahead.loads == without.loads == 20 * (10 + 20 + 30)
+    assert without.prefetch.fetched_by_source["chain"] == 0
+    assert ahead.waited < 0.4 * without.waited
+    wasted, fetched = (ahead.prefetch.wasted_by_source["chain"], ahead.prefetch.fetched_by_source["chain"])
+    assert wasted < 0.2 * fetched
+
+
+def test_a_replay_that_observes_waits_as_without() -> None:
+    seen, without = (replay(CONVERSATIONS, 300, mode) for mode in (Mode.OBSERVE, Mode.OFF))
+    assert seen.waited == without.waited
+    assert seen.prefetch.used_by_source["chain"] > 0
+
+
+@pytest.mark.traces
+def test_little_is_fetched_in_vain_on_conversations() -> None:
+    asked = read(Path(os.environ["KVFS_TRACES"]) / "conversation_trace.jsonl.xz")[:1500]
+    ahead, without = (replay(asked, unique_blocks(asked) // 20, mode) for mode in (Mode.ON, Mode.OFF))
+    wasted, fetched = (
+        sum(ahead.prefetch.wasted_by_source.values()),
+        sum(ahead.prefetch.fetched_by_source.values()),
+    )
+    assert wasted <= 0.2 * fetched
+    assert ahead.waited < 0.3 * without.waited

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import heapq
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -30,7 +29,7 @@ from scripts.lib.prediction.resumes import (
     served,
     turns,
 )
-from scripts.lib.prediction.traces import Asked, BadTrace, read, unique_blocks
+from scripts.lib.prediction.traces import Asked, BadTrace, named, read, unique_blocks
 
 if TYPE_CHECKING:
     from scripts.lib.bench import Rows
@@ -72,8 +71,7 @@ def measure(rows: Rows, name: str, asked: Sequence[Asked], sizes: Sequence[int])
 
 
 def _traces(trace: Path | None) -> list[Path]:
-    folder = os.environ.get("KVFS_TRACES")
-    found = [trace] if trace else sorted(Path(folder).glob("*.jsonl*")) if folder else []
+    found = named(trace)
     if not found:
         print(
             "scripts/bench prefetch: name a trace with --trace, or a folder with KVFS_TRACES", file=sys.stderr

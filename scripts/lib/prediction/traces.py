@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,12 @@ class Asked:
 
 class BadTrace(Exception):
     """A file that is no trace of a known schema; the message says where and why."""
+
+
+def named(trace: Path | None) -> list[Path]:
+    """A trace that was named, or all that are in the folder KVFS_TRACES."""
+    folder = os.environ.get("KVFS_TRACES")
+    return [trace] if trace else sorted(Path(folder).glob("*.jsonl*")) if folder else []
 
 
 def read(path: Path) -> list[Asked]:

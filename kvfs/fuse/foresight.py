@@ -1,0 +1,145 @@
+"""What requests to a mount say of requests to come.
+
+Names are looked up before files are read, and read in the order in which they were published. So a look-up or an open of two
+blocks that follow each other is the beginning of a list, and the rest of it is fetched. A block is whatever the files have
+in common that engines name after one hash (`names.block_of`): all ranks' and halves of it go together.
+
+What follows what is recorded in the objects themselves, and found in the catalogue: a mount knows from its beginning on what
+others have written. In which order files are read is learnt beside that, for as long as the mount lives.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Protocol
+
+from blockdev.types import Kind
+from kvfs.predecessors import block_id
+from kvfs.prefetch.chains import KNOWN, Chains
+from kvfs.prefetch.planner import Source
+from kvfs.prefetch.streams import KNOWN_TOGETHER, Progress, Streams, is_sentinel
+
+if TYPE_CHECKING:
+    from blockdev.types import Descriptor, DirectoryId
+    from kvfs.prefetcher import Prefetcher
+
+BLOCKS = 1 << 17
+"""That are known at once. What is forgotten is found in the catalogue again, but for the order in which it was read."""
+FILES = 64
+"""Of one block, at most: ranks, groups of layers, halves."""
+PAUSE = 10**9
+"""Nanoseconds between two blocks of one writer after which the second is taken for another context's."""
+CHANCES = ((8, 0.89), (4, 0.86), (KNOWN, 0.81))
+"""That what follows a number of blocks is wanted; measured on conversations."""
+
+
+class Catalogue(Protocol):
+    """What is needed of the pool."""
+
+    def lookup(self, directory: DirectoryId, name: bytes) -> Descriptor | None: ...
+
+    def published_after(self, predecessor: bytes, limit: int) -> list[Descriptor]: ...
+
+
+class Foresight:
+    """Of one mount. Everything here needs custody of its state, and fails nobody."""
+
+    def __init__(self, pool: Catalogue, prefetcher: Prefetcher) -> None:
+        self._pool = pool
+        self._prefetcher = prefetcher
+        self._chains = Chains(self._recall, BLOCKS)
+        self._streams = Streams(self._chains)
+        self._places: OrderedDict[bytes, set[tuple[DirectoryId, bytes]]] = OrderedDict()
+        """The files of each block, as far as they were seen."""
+
+    def looked_up(self, record: Descriptor, thread: int) -> bool:
+        """A name was looked up; whether the kernel is to ask again each time, so that the next look-up is seen, too."""
+        if not self._prefetcher.is_on or record.kind is not Kind.HEAD:
+            return False
+        try:
+            block = self._seen(record)
+            progress = self._streams.wanted(block, thread)
+            self._follow(progress)
+            if progress.sure:
+                self._want_listed(block, progress.position)
+            return is_sentinel(progress.position)
+        except Exception as error:  # noqa: BLE001 - whatever it was, the look-up is answered
+            self._prefetcher.fail(error)
+            return False
+
+    def opened(self, record: Descriptor, thread: int) -> None:
+        """A file is being opened to be read."""
+        if not self._prefetcher.is_on:
+            return
+        try:
+            block = self._seen(record)
+            self._streams.read(block, thread)
+            self._follow(self._streams.wanted(block, thread))
+        except Exception as error:  # noqa: BLE001 - as above
+            self._prefetcher.fail(error)
+
+    def _seen(self, record: Descriptor) -> bytes:
+        """The block of a file, which is known from now on."""
+        block = block_id(record.name)
+        if block not in self._places and self._follows(record, record.predecessor):
+            self._chains.published(record.predecessor, block)
+        self._note(block, record)
+        return block
+
+    def _follows(self, record: Descriptor, predecessor: bytes) -> bool:
+        """Whether what a writer had published before is known, and was published so soon before that it is of one context."""
+        return any(record.btime_ns - before.btime_ns <= PAUSE for before in self._files(predecessor))
+
+    def _note(self, block: bytes, record: Descriptor) -> None:
+        places = self._places.setdefault(block, set())
+        if len(places) < FILES:
+            places.add((record.directory, record.name))
+        if len(self._places) > BLOCKS:
+            self._places.popitem(last=False)
+
+    def _recall(self, parent: object) -> Iterable[bytes]:
+        """What was published after a block, by anybody, as the catalogue knows it."""
+        assert isinstance(parent, bytes)
+        found: dict[bytes, None] = {}
+        for record in reversed(self._pool.published_after(parent, FILES)):
+            block = block_id(record.name)
+            if block != parent and self._follows(record, parent):
+                self._note(block, record)
+                found[block] = None
+        return found
+
+    def _want_listed(self, block: bytes, position: int) -> None:
+        """Who looks up several in their order will read them all; also those before it was clear that it does."""
+        earlier: object = block
+        for _ in range(position + 1 if position < KNOWN_TOGETHER else 1):
+            if isinstance(earlier, bytes):
+                self._want(earlier, Source.ARRIVED, 1.0)
+                earlier = self._chains.parent(earlier)
+
+    def _follow(self, progress: Progress) -> None:
+        self._prefetcher.cancel(progress.cancel)
+        if progress.fetch:
+            chance = next(chance for known, chance in CHANCES if progress.position + 1 >= known)
+            for block in progress.fetch:
+                assert isinstance(block, bytes)
+                self._want(block, Source.CHAIN, chance)
+
+    def _files(self, block: bytes) -> list[Descriptor]:
+        """The files of a block, as far as they are known and there."""
+        places = self._places.get(block, set())
+        found = []
+        for place in [*places]:
+            record = self._pool.lookup(*place)
+            if record is not None and record.kind is Kind.HEAD:
+                found.append(record)
+            else:
+                places.discard(place)
+        return found
+
+    def _want(self, block: bytes, source: Source, chance: float) -> None:
+        files = self._files(block)
+        if not files:
+            self._places.pop(block, None)
+            self._chains.forget(block)
+        self._prefetcher.want(block, files, source, chance)
