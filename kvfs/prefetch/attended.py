@@ -7,7 +7,7 @@ score is the product of its shares in each mean, raised to a power: a product of
 also moves: who copies a passage reads one block after the other. So a block gains if the one before it was read
 more in the last ten tokens than in the last hundred.
 
-Powers and times were fitted to what one small model attends to in three of four texts, and judged on the fourth.
+Powers were fitted to what a small model attends to in three of four texts and judged on the fourth, each in turn.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ and no more than a thousand blocks can have that: what is not among the hottest 
 class Attended:
     """Means of the mass that blocks have had.
 
-    Blocks are numbers from 0. Memory is 24 bytes a block; what an observation costs depends on the blocks in it, what a
+    Blocks are numbers from 0. Memory is 29 bytes a block; what an observation costs depends on the blocks in it, what a
     ranking costs on `hot`, and neither on the length of the context.
 
     :param hot: blocks that are ranked at most

@@ -22,6 +22,7 @@ BLOCKS = 40
 CHOOSERS = (
     choices.oracle,
     choices.sketched,
+    choices.sketched_together,
     choices.one_mean,
     choices.exact_query,
     choices.quest,
@@ -52,6 +53,8 @@ def test_nobody_beats_who_sees_the_window(seed: int) -> None:
         assert 0 < best <= 1
         for choose in CHOOSERS:
             assert moment.worth(choose(moment)) <= best + 1e-6
+        together = [choices.oracle_together(moment), choices.sketched_together(moment)]
+        assert all(np.array_equal(scores[:, 0], scores[:, 1]) for scores in together)
 
 
 @pytest.mark.parametrize("choose", CHOOSERS[1:], ids=lambda choose: choose.__name__)

@@ -16,8 +16,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from kvfs.prefetch.attended import HOT
 from kvfs.prefetch.digests import Digests
-from kvfs.prefetch.sketch import RECENT, SINK, Probe, Sketch
+from kvfs.prefetch.sketch import FOUND, RECENT, SINK, Probe, Sketch
 from scripts.lib.attention.capture import BLOCK, Capture, Turn
 from scripts.lib.decoder.model import Floats
 
@@ -140,19 +141,48 @@ def exact_query(moment: Moment) -> Scores:
     return np.asarray(blocks.sum(axis=-1).mean(axis=2), np.float32)
 
 
-def sketched(moment: Moment, *, hot: int = 2048, found: int = 128) -> Scores:
-    """kvfs: what was observed at several speeds, and signatures for the current query."""
-    past, queries = moment.past(), moment.query()
-    steps = past.reshape(len(past), -1, STEP, *past.shape[2:]).mean(axis=2)
+def sketched(moment: Moment, *, hot: int = HOT, found: int = FOUND) -> Scores:
+    """kvfs: what was observed at several speeds, and signatures for the current query; for each head by itself."""
+    steps, queries, keys = _steps(moment), moment.query(), moment.capture.keys
     scores = np.zeros(moment.window().shape, np.float32)
     for layer, head in np.ndindex(*scores.shape[:2]):
-        keys = moment.capture.keys[layer, head : head + 1].astype(np.float32)
-        probe = Probe(1, keys.shape[-1], BLOCK)
-        probe.append(keys)
-        sketch = Sketch(BLOCK, probe, hot=hot, found=found)
-        sketch.grow(keys.shape[1] // BLOCK)
-        for mass in steps[layer, :, head]:
-            sketch.observe(mass, tokens=STEP)
-        chosen = sketch.choose(moment.count, queries[layer, head : head + 1])
+        one = slice(head, head + 1)
+        sketch = _sketch(keys[layer, one], steps[layer, :, head], hot, found)
+        chosen = sketch.choose(moment.count, queries[layer, one])
         scores[layer, head, chosen] = np.arange(len(chosen), 0, -1)
     return scores
+
+
+def sketched_together(moment: Moment) -> Scores:
+    """The same, with one choice for all heads of a layer."""
+    steps, queries, keys = _steps(moment).mean(axis=2), moment.query(), moment.capture.keys
+    scores = np.zeros(moment.window().shape, np.float32)
+    for layer in range(len(scores)):
+        sketch = _sketch(keys[layer], steps[layer], HOT, FOUND)
+        chosen = sketch.choose(moment.count, queries[layer])
+        scores[layer, :, chosen] = np.arange(len(chosen), 0, -1)[:, None]
+    return scores
+
+
+def oracle_together(moment: Moment) -> Scores:
+    """Sees the window, and makes one choice for all heads of a layer."""
+    window = moment.window()
+    return np.broadcast_to(window.mean(axis=1, keepdims=True), window.shape)
+
+
+def _steps(moment: Moment) -> Floats:
+    """What is told of the past: `(layers, steps, kv_heads, blocks)`."""
+    past = moment.past()
+    steps = past.reshape(len(past), -1, STEP, *past.shape[2:]).mean(axis=2)
+    return np.asarray(steps, np.float32)
+
+
+def _sketch(keys: NDArray[np.float16], steps: Floats, hot: int, found: int) -> Sketch:
+    """Of keys `(heads, tokens, width)` and what was told of them, `(steps, blocks)`."""
+    probe = Probe(len(keys), keys.shape[-1], BLOCK)
+    probe.append(keys.astype(np.float32))
+    sketch = Sketch(BLOCK, probe, hot=hot, found=found)
+    sketch.grow(keys.shape[1] // BLOCK)
+    for mass in steps:
+        sketch.observe(mass, tokens=STEP)
+    return sketch

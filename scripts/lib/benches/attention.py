@@ -39,6 +39,8 @@ CHOOSERS: dict[str, Chooser] = {
     ORACLE: choices.oracle,
     OURS: choices.sketched,
     "by sketches that rank a third of the blocks": partial(choices.sketched, hot=13, found=8),
+    "oracle, one choice for a layer": choices.oracle_together,
+    "by sketches, one choice for a layer": choices.sketched_together,
     "by one mean": choices.one_mean,
     "by the exact current query": choices.exact_query,
     "by Quest's bounds": choices.quest,
