@@ -54,10 +54,11 @@ class Digests:
             level.append(rows, at)
             at //= FAN
             rows = self._above(level, at)
-        while not self._levels or len(rows) > 1 or len(self._levels[-1]) > FAN:
+        while not self._levels or len(self._levels[-1]) > FAN:
+            if self._levels:
+                rows = self._above(self._levels[-1], 0)
             self._levels.append(Growing((heads, 2 * width), np.float32))
             self._levels[-1].append(rows)
-            rows = self._above(self._levels[-1], 0)
 
     def bounds(self, queries: Floats, nodes: Ints, level: int = 0) -> Floats:
         """What no key below these nodes exceeds, divided by the root of the width as attention does.

@@ -82,6 +82,10 @@ class Sketch:
         """
         self._attended.observe(mass, blocks, tokens)
 
+    def shares(self, blocks: Ints) -> Floats:
+        """What to remember of blocks when the context goes, for `observe` when they come back; see `Attended.shares`."""
+        return self._attended.shares(blocks)
+
     def always(self) -> Ints:
         """The blocks that are fetched in any case and before all others: the first and the last ones."""
         sinks = np.arange(min(self._sinks, len(self)))
@@ -91,12 +95,13 @@ class Sketch:
         """Which of the others to fetch, the most wanted first.
 
         :param count: so many; fewer if there are no more. Of whom nothing is known, the last come first
-        :param queries: `(heads, n, width)`: new ones, for each head of the probe's keys those that read it
+        :param queries: `(heads, n, width)`: new ones, for each head of the probe's keys those that read it; without a
+            probe they change nothing
         """
-        candidates, looked_at = self._candidates(queries)
+        candidates, found = self._candidates(queries)
         scores = self._attended.expect(candidates)
-        if self._probe is not None and queries is not None and len(looked_at):
-            scores += QUERY * self._asked(self._probe, queries, candidates, scores, looked_at)
+        if self._probe is not None and queries is not None:
+            scores += QUERY * self._asked(self._probe, queries, candidates, scores, found)
         best = candidates[np.argsort(-scores)[:count]]
         return best if len(best) == count else self._filled(best, count)
 
@@ -108,7 +113,7 @@ class Sketch:
         return np.concatenate([chosen, others[: count - len(chosen)]])
 
     def _candidates(self, queries: Floats | None) -> tuple[Ints, Ints]:
-        """Blocks to rank, and those of them that only the probe found."""
+        """Blocks to rank, ascending, and those of them that the probe found."""
         hot = self._attended.hottest()
         found: Ints = np.zeros(0, np.int64)
         if self._probe is not None and queries is not None:
@@ -124,5 +129,6 @@ class Sketch:
         hopeful = np.argsort(-np.where(known, scores, -np.inf))[:rest]
         places = distinct(np.concatenate([hopeful[known[hopeful]], np.searchsorted(candidates, found)]))
         shares = self._attended.shares(candidates)
-        shares[places] = probe.signatures.shares(queries, candidates[places])
-        return np.asarray(np.log(shares + FLOOR / len(candidates)), np.float32)
+        if len(places):
+            shares[places] = probe.signatures.shares(queries, candidates[places])
+        return np.asarray(np.log(shares + FLOOR / max(len(candidates), 1)), np.float32)

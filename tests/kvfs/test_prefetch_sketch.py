@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvfs.prefetch.arrays import Floats, Growing, distinct
@@ -211,6 +211,8 @@ def test_keys_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(1, 3 * FAN), min_size=1, max_size=6), st.integers(0, 100))
+@example([FAN, 1], 0)
+@example([FAN * FAN, 1, FAN], 0)
 def test_bounds_hold_at_every_level_however_the_context_grew(growth: list[int], seed: int) -> None:
     digests, parts = (
         Digests(2, 8, 4),
@@ -298,6 +300,38 @@ def test_a_probe_that_is_behind_is_asked_for_what_it_has() -> None:
     sketch.observe(peaked(40, 5, 30), tokens=50)
     chosen = sketch.choose(5, vectors(1, 1, WIDTH, seed=1))
     assert {5, 30} <= set(chosen)
+
+
+def test_a_query_asks_about_what_was_read_though_digests_find_nothing_else() -> None:
+    """All that they find are the last blocks, which are taken anyway."""
+    probe, query = Probe(1, WIDTH, 64), vectors(1, 1, WIDTH)
+    keys = vectors(1, 64 * 20, WIDTH, seed=3)
+    keys[0, 64 * 18 :] += query[0] * 5
+    keys[0, 64 * 7 : 64 * 8] += query[0]
+    probe.append(keys)
+    sketch = sketch_of(20, probe, found=2)
+    sketch.observe(peaked(20, 3, 7), tokens=50)
+    assert sketch.choose(2, query)[0] == 7
+
+
+def test_an_empty_probe_says_nothing() -> None:
+    sketch = sketch_of(20, Probe(1, WIDTH, 64))
+    assert sketch.choose(3, vectors(1, 1, WIDTH)).tolist() == [17, 16, 15]
+    sketch.observe(peaked(20, 3, 7), tokens=50)
+    assert set(sketch.choose(2, vectors(1, 1, WIDTH))) == {3, 7}
+
+
+def test_the_block_behind_what_is_read_comes_next() -> None:
+    sketch = sketch_of(50)
+    sketch.observe(np.ones(1, np.float32), np.array([20]), tokens=5)
+    assert sketch.choose(3).tolist() == [20, 21, 47]
+
+
+def test_what_is_remembered_is_known_again() -> None:
+    before, after = sketch_of(50), sketch_of(50)
+    before.observe(peaked(50, 20, 30), tokens=100)
+    after.observe(before.shares(np.arange(50)), tokens=100)
+    assert set(after.choose(2)) == {20, 30}
 
 
 def test_one_shot_scan_does_not_displace_what_is_read_again() -> None:
