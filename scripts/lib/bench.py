@@ -53,6 +53,8 @@ class Rows:
 
     def __init__(self) -> None:
         self._rows: dict[str, Row] = {}
+        self.notes: list[str] = []
+        """What one must know to read the figures."""
 
     def add(
         self, name: str, unit: str, value: float, *, floor: float | None = None, ceiling: float | None = None
@@ -93,7 +95,8 @@ def main(arguments: Sequence[str]) -> int:
     rows = Rows()
     importlib.import_module(f"scripts.lib.benches.{options.name}").run(rows, options)
     shown = [row.as_json() for row in rows]
-    print(json.dumps({"commit": commit(), "rows": shown}, indent=1))
+    notes = {"notes": rows.notes} if rows.notes else {}
+    print(json.dumps({"commit": commit(), **notes, "rows": shown}, indent=1))
     return 0 if all(row["ok"] for row in shown) else 1
 
 
