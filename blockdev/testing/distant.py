@@ -28,6 +28,7 @@ class DistantDevice:
         self._latency = latency
         self._rate = rate
         self._free_at = 0.0
+        self._arriving: set[trio.CancelScope] = set()
 
     @property
     def name(self) -> str:
@@ -54,6 +55,7 @@ class DistantDevice:
         await self._far_away(buffer.nbytes, self._device.write_from(offset, buffer))
 
     def begin_write(self, offset: int, buffer: memoryview) -> Begun | None:
+        check_transfer(self, offset, buffer, fill=False)
         return None
 
     async def flush(self) -> None:
@@ -63,6 +65,11 @@ class DistantDevice:
         check_span(self, offset, length)
         await self._far_away(0, self._device.discard(offset, length))
 
+    def give_up(self) -> None:
+        self._device.give_up()
+        for scope in self._arriving:
+            scope.cancel()
+
     async def aclose(self) -> None:
         await self._device.aclose()
 
@@ -70,5 +77,7 @@ class DistantDevice:
         self._free_at = max(self._free_at, trio.current_time()) + length / self._rate
         arrives = self._free_at + self._latency
         await operation
-        with trio.CancelScope(shield=True):
+        with trio.CancelScope(shield=True) as scope:
+            self._arriving.add(scope)
             await trio.sleep_until(arrives)
+        self._arriving.discard(scope)
