@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -55,8 +56,11 @@ class DistantDevice:
         await self._far_away(buffer.nbytes, self._device.write_from(offset, buffer))
 
     def begin_write(self, offset: int, buffer: memoryview) -> Begun | None:
-        check_transfer(self, offset, buffer, fill=False)
-        return None
+        begun = self._device.begin_write(offset, buffer)
+        return begun and begun._replace(land=partial(self._land, begun, buffer.nbytes))
+
+    async def _land(self, begun: Begun, length: int) -> None:
+        await self._far_away(length, begun.land())
 
     async def flush(self) -> None:
         await self._far_away(0, self._device.flush())
