@@ -181,6 +181,10 @@ class Prefetcher:
         self.failed = True
         self._frames.watch(NobodyWatches())
 
+    def has(self, record: Descriptor) -> bool:
+        """Whether every extent that an object's record lists is in memory."""
+        return all(extent.is_hole or self._frames.holds(extent.ref) for extent in record.extents)
+
     # ── what is expected ─────────────────────────────────────────────────────────────────────────────────
 
     @harmless

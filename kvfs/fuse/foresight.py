@@ -30,6 +30,9 @@ FILES = 64
 """Of one block, at most: ranks, groups of layers, halves."""
 PAUSE = 10**9
 """Nanoseconds between two blocks of one writer after which the second is taken for another context's."""
+SPARING = 32
+"""Look-ups of which one, in the long run, may be answered so that the kernel asks again each time. It takes fifty times as long
+to ask us as to ask the kernel: were every look-up that may begin a list answered so, who looks at random would pay for it."""
 CHANCES = ((8, 0.89), (4, 0.86), (KNOWN, 0.81))
 """That what follows a number of blocks is wanted; measured on conversations."""
 
@@ -52,21 +55,31 @@ class Foresight:
         self._streams = Streams(self._chains)
         self._places: OrderedDict[bytes, set[tuple[DirectoryId, bytes]]] = OrderedDict()
         """The files of each block, as far as they were seen."""
+        self._allowance = float(SPARING)
+        """Answers by which the kernel may be made to ask again now."""
 
     def looked_up(self, record: Descriptor, thread: int) -> bool:
         """A name was looked up; whether the kernel is to ask again each time, so that the next look-up is seen, too."""
-        if not self._prefetcher.is_on or record.kind is not Kind.HEAD:
+        if not self._prefetcher.is_on or record.kind is not Kind.HEAD or not record.extents:
             return False
+        self._allowance = min(self._allowance + 1 / SPARING, SPARING)
         try:
             block = self._seen(record)
             progress = self._streams.wanted(block, thread)
             self._follow(progress)
             if progress.sure:
                 self._want_listed(block, progress.position)
-            return is_sentinel(progress.position)
+            return is_sentinel(progress.position) and self._spares(record)
         except Exception as error:  # noqa: BLE001 - whatever it was, the look-up is answered
             self._prefetcher.fail(error)
             return False
+
+    def _spares(self, record: Descriptor) -> bool:
+        """Whether the kernel is made to ask again for this one, which it need not where nothing would be fetched."""
+        if self._allowance < 1 or self._prefetcher.has(record):
+            return False
+        self._allowance -= 1
+        return True
 
     def opened(self, record: Descriptor, thread: int) -> None:
         """A file is being opened to be read."""

@@ -6,6 +6,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from random import Random
 
 import pytest
 import trio
@@ -13,6 +14,7 @@ import trio
 from blockdev.types import Descriptor, SlotRef
 from kvfs.frames import Arena, FrameCache, open_frames
 from kvfs.fuse.attributes import Attributes, RootAttributes
+from kvfs.fuse.foresight import SPARING
 from kvfs.fuse.inodes import Inode
 from kvfs.fuse.link import PlainLink
 from kvfs.fuse.mount import Mount, MountOptions
@@ -164,6 +166,20 @@ async def test_the_kernel_is_told_to_ask_again_for_sentinels(autojump_clock: tri
             assert (attributes.of(inode).entry_timeout == 0) is is_sentinel(number)
             inode = await b.look_up(name)  # it does
             assert (attributes.of(inode).entry_timeout == 0) is is_sentinel(number)
+
+
+async def test_who_looks_at_random_is_answered_by_the_kernel_the_next_time(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    names = [block_hash(number) + b".bin" for number in range(500)]
+    async with mounted(await stored(names)) as b:
+        attributes = Attributes(b.mount.volume, RootAttributes(0o040755, 0, 0, 0))
+        rng = Random(1)
+        asked_again = 0
+        for name in rng.sample(names, len(names)):
+            inode = await b.look_up(name, rng.randrange(200, 208))
+            asked_again += attributes.of(inode).entry_timeout == 0
+        assert 0 < asked_again <= SPARING + len(names) / SPARING
 
 
 async def test_all_ranks_and_halves_of_a_block_go_together(autojump_clock: trio.testing.MockClock) -> None:
