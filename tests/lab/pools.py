@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from blockdev.file_device import IO_TIMEOUT
 from scripts.lib.lab.guest import Guest
 from tests.lab.sizes import MIB
 
@@ -15,6 +19,8 @@ SERVICES = {"tcp": 4420, "rdma": 4421}
 STATE_DIRECTORY = "/var/lib/kvfs"
 MOUNT = "/mnt/kv"
 SECONDS = 600
+DEADLINE = IO_TIMEOUT + 1
+"""Seconds that any call may take, on a machine that is never late."""
 
 
 class Nodes(NamedTuple):
@@ -81,3 +87,15 @@ def prepare_gpu(guest: Guest) -> None:
         "blkid /dev/lab/state > /dev/null || mkfs.ext4 -q /dev/lab/state;"
         f"mountpoint -q {STATE_DIRECTORY} || mount /dev/lab/state {STATE_DIRECTORY}"
     )
+
+
+@contextmanager
+def load(guest: Guest, seen: dict[str, Any]) -> Iterator[None]:
+    """Threads write and read in the mount before and during the block; `seen` gets what they met."""
+    running = guest.popen("python3", "-m", "tests.lab.inside.workload", MOUNT)
+    running.wait_for("begun", SECONDS)
+    guest.sh("sleep 2")
+    running.signal(signal.SIGUSR1)
+    yield
+    running.signal(signal.SIGTERM)
+    seen.update(json.loads(running.wait(SECONDS).check().stdout.splitlines()[-1]))

@@ -6,19 +6,26 @@ With the time-outs that kvfs has when nobody says otherwise. The pool lies on tw
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import pytest
 
-from blockdev.file_device import IO_TIMEOUT
-from scripts.lib.lab.guest import Guest
-from tests.lab.pools import FIRST, MOUNT, SECOND, SECONDS, SERVICES, Nodes, export, host_nqn, ok, until, uri
+from tests.lab.pools import (
+    DEADLINE,
+    FIRST,
+    MOUNT,
+    SECOND,
+    SERVICES,
+    Nodes,
+    export,
+    host_nqn,
+    load,
+    ok,
+    until,
+    uri,
+)
 
-DEADLINE = IO_TIMEOUT + 1
-"""Seconds that any call may take."""
 LONG = 15
 """Seconds: longer than anything waits."""
 SHORT = 5
@@ -66,18 +73,6 @@ def hot(nodes: Nodes) -> Iterator[Nodes]:
     ok(nodes.gpu, f"mount hot {MOUNT} --memory 64MiB")
     yield nodes
     ok(nodes.gpu, f"umount {MOUNT}", "pool destroy hot --yes")
-
-
-@contextmanager
-def load(guest: Guest, seen: dict[str, Any]) -> Iterator[None]:
-    """Threads write and read in the mount before and during the block; `seen` gets what they met."""
-    running = guest.popen("python3", "-m", "tests.lab.inside.workload", MOUNT)
-    running.wait_for("begun", SECONDS)
-    guest.sh("sleep 2")
-    running.signal(signal.SIGUSR1)
-    yield
-    running.signal(signal.SIGTERM)
-    seen.update(json.loads(running.wait(SECONDS).check().stdout.splitlines()[-1]))
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
