@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvfs.cli.exit_codes import USAGE
+from kvfs.export import held
 from kvfs.export.configfs import find_target
 from kvfs.export.testing import FakeTarget
 from tests.blockdev.block_devices import loop_device
@@ -234,6 +235,40 @@ def test_a_device_is_exported_once(node: Storage) -> None:
     node.fails(87, f"as namespace 1 of {HOT}", "add", COLD, node.device("d1"), "--port", "tcp:127.0.0.1")
 
 
+def test_a_device_is_exported_once_though_nothing_is_in_effect(node: Storage) -> None:
+    node.add()
+    node.ok("stop")
+    other = ("add", COLD, node.device("d1"), "--port", "tcp:127.0.0.1", "--host", GPU1)
+    node.fails(87, f"d1 is exported already, as namespace 1 of {HOT}", *other)
+
+
+def test_a_device_that_the_file_names_twice_is_exported_once(node: Storage) -> None:
+    node.add(node.device("d2"))
+    node.ok("add", COLD, node.device("d3"), "--port", "tcp:127.0.0.1", "--host", GPU1)
+    node.file.write_text(node.file.read_text().replace("/d2\n", "/d1\n").replace("/d3\n", "/d1\n"))
+    node.reboot()
+    result = node("restore")
+    assert result.code == 91
+    assert result.err.count(f"d1 is exported already, as namespace 1 of {HOT}") == 2
+    paths = [name for name, value in node.tree().items() if value.endswith("/d1")]
+    assert paths == [f"subsystems/{HOT}/namespaces/1/device_path"]
+
+
+@pytest.mark.loop
+def test_a_disk_and_its_partition_are_not_both_exported(
+    node: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with loop_device(node.device("one")) as disk, loop_device(node.device("two")) as part:
+        family = {str(held.device_number(path)) for path in (disk, part)}
+        monkeypatch.setattr(
+            "kvfs.export.held.related", lambda number: family if number in family else {number}
+        )
+        add = ("--port", "tcp:127.0.0.1", "--host", GPU1)
+        node.fails(87, "are on the same drive", "add", HOT, disk, part, *add)
+        node.ok("add", HOT, disk, *add)
+        node.fails(87, f"{part} is exported already, as namespace 1 of {HOT}", "add", HOT, part)
+
+
 def test_what_a_device_holds_is_not_given_away(node: Storage) -> None:
     ext4 = b"\0" * 1080 + b"\x53\xef"
     add = ("add", HOT, node.device("d1", ext4), "--port", "tcp:127.0.0.1", "--host", GPU1)
@@ -256,7 +291,7 @@ def test_a_drive_that_this_node_uses_is_refused(node: Storage, tmp_path: Path) -
         descriptor = os.open(drive, os.O_RDONLY | os.O_EXCL)  # as the kernel has what is mounted
         try:
             node.ok("remove", HOT)
-            node.fails(40, "in use: mounted, or part of another volume", "add", HOT, drive, *add, "--force")
+            node.fails(88, "in use on this node: mounted, or part of", "add", HOT, drive, *add, "--force")
         finally:
             os.close(descriptor)
 
@@ -419,6 +454,63 @@ sys.exit(main(sys.argv[3:]))
 """
 
 
+@pytest.mark.loop
+def test_a_drive_that_is_held_after_a_reboot_is_not_exported(node: Storage) -> None:
+    with loop_device(node.device("backing")) as drive:
+        node.ok("add", HOT, drive, "--port", "tcp:127.0.0.1", "--host", GPU1)
+        node.reboot()
+        descriptor = os.open(drive, os.O_RDONLY | os.O_EXCL)  # as a file system of several devices has it
+        try:
+            result = node("restore")
+            assert result.code == 91
+            assert "in use on this node" in result.err
+            assert node.state() == "down"
+        finally:
+            os.close(descriptor)
+
+
+def another_drive(node: Storage) -> None:
+    """Export two drives to two hosts, then reboot; since then the second is another drive."""
+    node.add(node.device("d2"), "--host", GPU2)
+    node.file.write_text(node.file.read_text().replace("    ports:", "        wwid: eui.0025\n    ports:"))
+    node.reboot()
+    assert node("restore").code == 91
+    assert node.state() == "partial"
+
+
+def test_what_is_added_does_not_export_another_drive(node: Storage, expect_log: ExpectLog) -> None:
+    another_drive(node)
+    expect_log("d2 is another drive than the one that was exported")
+    result = node("add", HOT, "--host", "nqn.2014-08.org.nvmexpress:uuid:gpu3")
+    assert result.code == 0
+    assert f"subsystems/{HOT}/namespaces/2/" not in node.tree()
+    node.target.connect(HOT, "nqn.2014-08.org.nvmexpress:uuid:gpu3")
+    node.fails(88, "is another drive", "add", HOT, node.device("d2"))
+
+
+def test_a_host_is_removed_while_a_drive_is_another_one(node: Storage) -> None:
+    another_drive(node)
+    node.ok("remove", HOT, "--host", GPU2)
+    assert f"subsystems/{HOT}/namespaces/2/" not in node.tree()
+    assert len(node.show()["namespaces"]) == 2, "it is remembered"
+    with pytest.raises(PermissionError):
+        node.target.connect(HOT, GPU2)
+
+
+def test_a_host_is_removed_while_a_drive_and_an_address_are_missing(node: Storage) -> None:
+    node.add(node.device("d2"), "--host", GPU2, "--port", "tcp:192.0.2.1")
+    node.device("d2").unlink()
+    node.target = FakeTarget(node.kvfs.folder / "rebooted")
+    assert node("restore").code == 91
+    node.ok("remove", HOT, "--host", GPU2)
+    node.target.connect(HOT, GPU1)
+    with pytest.raises(PermissionError):
+        node.target.connect(HOT, GPU2)
+    node.ok("remove", HOT, node.device("d2"))
+    node.ok("remove", HOT, "--port", "tcp:192.0.2.1")
+    assert node.state() == "live"
+
+
 def killed(node: Storage, after: int, *command: str | Path) -> None:
     """Run a command that is killed after so many of its steps."""
     arguments = (node.target.root, str(after), "export", *command, "--file", node.file)
@@ -430,7 +522,7 @@ def killed(node: Storage, after: int, *command: str | Path) -> None:
     assert done.returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("steps", [0, 4, 13])
+@pytest.mark.parametrize("steps", [0, 4, 13, 14])
 def test_a_change_that_was_killed_is_completed_by_saying_it_again(node: Storage, steps: int) -> None:
     empty = node.tree()
     add = ("add", HOT, node.device("d1"), "--port", "tcp:127.0.0.1", "--host", GPU1)
