@@ -360,14 +360,18 @@ class Fabric:
                     await self._set_timeouts(controller, settings)
 
 
-def target_of(subsystem: Subsystem) -> Target:
-    """The target that a subsystem is, by the ways that are there now."""
-    portals = tuple(
+def target_of(subsystem: Subsystem) -> Target | None:
+    """The target that a subsystem is, by the ways that are there now and have the transport of the first; None for
+    transports that kvfs does not connect by, such as Fibre Channel.
+    """
+    portals = [
         Portal(Transport(one.transport), one.address, one.service)
         for one in subsystem.controllers
         if one.transport in {known.value for known in Transport}
-    )
-    return Target(subsystem.nqn, portals)
+    ]
+    if not portals:
+        return None
+    return Target(subsystem.nqn, tuple(one for one in portals if one.transport is portals[0].transport))
 
 
 def health(subsystem: Subsystem, namespace: Namespace | None = None) -> Health:
@@ -399,7 +403,14 @@ async def resolved(target: Target) -> Target:
                 found = await trio.socket.getaddrinfo(address, portal.service, type=socket.SOCK_STREAM)
             except OSError as error:
                 raise TargetUnreachable(f"{portal}: no such host: {error.strerror}") from None
-            address = str(found[0][4][0])
+            except UnicodeError:
+                raise TargetUnreachable(
+                    f"{portal}: no such host: it is no name that a host can have"
+                ) from None
+            _, scope, zone = address.partition(
+                "%"
+            )  # of a link-local address: it is only reached by that interface
+            address = f"{found[0][4][0]}{scope}{zone}"
         portals.append(replace(portal, address=address))
     return replace(target, portals=tuple(portals))
 

@@ -223,6 +223,7 @@ def _portals(transport: Transport, addresses: list[str]) -> tuple[Portal, ...]:
 def _parse(text: str) -> tuple[Target, str]:
     match = re.fullmatch(r"nvme\+(\w+)://([^/?]*)/([^?#]+?)/?(?:\?([^#]*))?", text, re.IGNORECASE | re.ASCII)
     if match is None:
+        text = text.partition("?")[0]  # what follows may be a secret, by mistake
         raise ValueError(f"'{text}' is not a target, such as nvme+tcp://192.0.2.1/nqn.2014-08.org.example:kv")
     transport = read_transport(match[1])
     nqn, _, namespace = match[3].partition("/")
@@ -240,7 +241,7 @@ def _credentials(query: str) -> Credentials:
             tls = value not in ("no", "false")
         else:
             raise ValueError(
-                f"'{name}={value}' is not known: there are host-key=FILE, controller-key=FILE and tls=yes"
+                f"'{name}' is not known, or not with that value: there are host-key=FILE, controller-key=FILE and tls=yes"
             )
     return Credentials(files.get("host-key"), files.get("controller-key"), tls)
 

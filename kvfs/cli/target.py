@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, TypedDict, Unpack
@@ -113,7 +115,7 @@ async def _discover(fabric: targets.Fabric, portals: Sequence[Portal]) -> list[R
                 continue
             row: Row = {"nqn": entry.nqn, "transport": entry.transport, "address": entry.address or None}
             row |= {"service": entry.service or None, "secure": entry.secure, "uri": None, "connected": False}
-            if entry.transport in {one.value for one in Transport}:
+            with suppress(ValueError):  # other transports, and what a target says that is no name or address
                 way = Portal(Transport(entry.transport), entry.address, entry.service)
                 address = [way.authority] if entry.address else []
                 row["uri"] = str(make_target(way.transport, address, entry.nqn))
@@ -185,7 +187,7 @@ def disconnect(state: StateDirectory, names: tuple[str, ...], dry_run: bool, sty
     Refused for what a pool uses that is mounted: it would connect again. -H, -p, -o and --json are for --dry-run.
     """
     fabric = targets.fabric()
-    there = {subsystem.nqn: subsystem for subsystem in fabric.sysfs.subsystems()}
+    there = {subsystem.nqn: subsystem for subsystem in _connected(fabric)}
     nqns = [nqn for name in names if (nqn := _nqn(name)) in there]
     for nqn in nqns:
         _refuse_in_use(state, there[nqn])
@@ -210,7 +212,10 @@ def _refuse_in_use(state: StateDirectory, subsystem: Subsystem) -> None:
     names = {namespace.name for namespace in subsystem.namespaces}
     for folder in state:
         for mount in live_mounts(folder):  # each has the devices that were there when it was made
-            used = {Path(str(device["path"])).name for device in ask(mount.folder, "status")["devices"]}
+            paths = [str(device["path"]) for device in ask(mount.folder, "status")["devices"]]
+            used = {
+                Path(name).name for path in paths for name in (path, os.path.realpath(path))
+            }  # links, too
             if used & names:
                 raise PoolBusy(f"{subsystem.nqn} is in use: {unmount_first(folder, [mount])}")
 
@@ -228,11 +233,12 @@ def list_(style: Style) -> None:
         target = targets.target_of(subsystem)
         rows += [_listed(subsystem, target, namespace) for namespace in subsystem.namespaces]
         if not subsystem.namespaces:
-            rows.append({"nqn": subsystem.nqn, "state": targets.health(subsystem), "uri": str(target)})
+            where = None if target is None else str(target)
+            rows.append({"nqn": subsystem.nqn, "state": targets.health(subsystem), "uri": where})
     write(as_json("target list", {"namespaces": rows}) if style.json else table(LIST_COLUMNS, rows, style))
 
 
-def _listed(subsystem: Subsystem, target: Target, namespace: Namespace) -> Row:
+def _listed(subsystem: Subsystem, target: Target | None, namespace: Namespace) -> Row:
     uuid = next(iter(namespace.uuids), None)
     return {
         "device": f"/dev/{namespace.name}",
@@ -242,7 +248,7 @@ def _listed(subsystem: Subsystem, target: Target, namespace: Namespace) -> Row:
         "ways": len(namespace.ways),
         "nqn": subsystem.nqn,
         "uuid": None if uuid is None else str(uuid),
-        "uri": str(NamespaceName(target, uuid or namespace.number)),
+        "uri": None if target is None else str(NamespaceName(target, uuid or namespace.number)),
     }
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 import uuid
@@ -162,6 +163,9 @@ def test_keys_reach_the_target_and_nothing_else(node: Storage) -> None:
     node.add("--key-file", files[0], "--controller-key-file", files[1])
     assert node.tree()[f"hosts/{GPU1}/dhchap_key"] == key
     assert node.tree()[f"hosts/{GPU1}/dhchap_ctrl_key"] == controller
+    for name in ("dhchap_key", "dhchap_ctrl_key"):
+        mode = (node.target.root / f"hosts/{GPU1}" / name).stat().st_mode
+        assert stat.S_IMODE(mode) == 0o600, "other users of the node cannot read it"
     for text in (node.file.read_text(), node.ok("show", HOT).out, node.ok("list", "--json").out):
         assert key not in text
         assert controller not in text
@@ -172,6 +176,19 @@ def test_keys_reach_the_target_and_nothing_else(node: Storage) -> None:
     files[0].write_text(secret(4))
     node.ok("add", HOT)
     assert node.tree()[f"hosts/{GPU1}/dhchap_key"] == secret(4), "a key that was renewed counts after an add"
+
+
+def test_who_may_not_read_secrets_sees_the_exports(node: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.add("--key-file", node.key("k", secret(1)))
+    read = node.target.read
+
+    def without_secrets(path: str) -> str:
+        if path.endswith("dhchap_key"):
+            raise PermissionError(13, "Permission denied", path)
+        return read(path)
+
+    monkeypatch.setattr(node.target, "read", without_secrets)
+    assert node.state() == "live"
 
 
 def test_keys_that_cannot_be_used_are_refused(node: Storage) -> None:
@@ -197,6 +214,8 @@ def test_options_that_do_not_go_together(node: Storage) -> None:
     device, key = node.device("d1"), node.key("k", secret(1))
     node.fails(USAGE, "exclude each other", "add", HOT, device, "--allow-any-host", "--host", GPU1)
     node.fails(USAGE, "needs the --host", "add", HOT, device, "--key-file", key)
+    said = node.fails(USAGE, "a secret may not stand", "add", HOT, "--host", GPU1, "--key-file", secret(1))
+    assert secret(1) not in said.err
     node.fails(USAGE, "needs --key-file", "add", HOT, device, "--host", GPU1, "--controller-key-file", key)
     node.fails(USAGE, "is not an NQN", "add", "hot", device)
     node.fails(USAGE, "is not a port", "add", HOT, device, "--port", "192.0.2.1")

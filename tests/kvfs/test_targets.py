@@ -271,6 +271,11 @@ async def test_names_become_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await resolved(loop) == loop
     with pytest.raises(TargetUnreachable, match="no such host"):
         await resolved(parse_target(f"nvme+tcp://kvfs-test.invalid/{NQN}"))
+    for name in ("a..b", "x" * 64):
+        with pytest.raises(TargetUnreachable, match="no name that a host can have"):
+            await resolved(parse_target(f"nvme+tcp://{name}/{NQN}"))
+    near = await resolved(parse_target(f"nvme+tcp://[fe80::1%lo]/{NQN}"))
+    assert near.portals[0].address == "fe80::1%lo", "it says by which interface"
 
 
 async def test_reaching_for_real() -> None:
