@@ -345,7 +345,7 @@ def stop(state: StateDirectory, file: Path) -> None:
 
 
 def _node(state: StateDirectory, file: Path) -> exporting.Node:
-    return exporting.Node(_absolute(file), find_target(), state)
+    return exporting.Node(file.resolve(), find_target(), state)  # a link stays one
 
 
 def _seen() -> Tree:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePath
@@ -168,7 +169,7 @@ def _with_keys(uri: Target, options: ConnectOptions) -> Target:
 
 
 def _show_commands(command: str, commands: Sequence[Sequence[str]], style: Style) -> None:
-    rows: list[Row] = [{"command": " ".join(["nvme", *words])} for words in commands]
+    rows: list[Row] = [{"command": shlex.join(["nvme", *words])} for words in commands]
     write(
         as_json(command, {"dry_run": True, "commands": rows})
         if style.json

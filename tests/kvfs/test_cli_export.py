@@ -569,6 +569,27 @@ def test_a_removal_that_cannot_be_remembered_is_undone(
     assert node.state() == "live"
 
 
+def test_a_disk_that_is_full_is_named_and_nothing_changes(
+    node: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.add()
+
+    def refuse(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    node.fails(3, f"{node.file}: No space left", "add", HOT, "--host", GPU2)
+    assert list(node.kvfs.folder.glob(".exports*")) == []
+
+
+def test_the_file_may_be_a_link(node: Storage) -> None:
+    kept = node.kvfs.device("kept.yaml")
+    node.file.symlink_to(kept)
+    node.add()
+    assert node.file.is_symlink()
+    assert HOT in kept.read_text()
+
+
 def test_what_cannot_be_undone_is_said(
     node: Storage, monkeypatch: pytest.MonkeyPatch, expect_log: ExpectLog
 ) -> None:

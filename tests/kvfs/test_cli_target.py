@@ -83,6 +83,8 @@ def test_dry_runs_show_the_commands(kvfs: Kvfs, fake: FakeFabric, tmp_path: Path
     shown = kvfs.ok("target", "disconnect", URI, "--dry-run", "--json").json
     assert shown["commands"] == [{"command": f"nvme disconnect -n {NQN}"}]
     assert len(kvfs.ok("target", "list", "-H").rows) == 3
+    shown = kvfs.ok("target", "connect", f"{URI};%24(x)", "--dry-run", "-H").out
+    assert f" -n '{NQN};$(x)' " in shown, "a shell takes it for one word"
 
 
 def test_a_key_on_the_command_line_is_refused(kvfs: Kvfs, fake: FakeFabric) -> None:
