@@ -77,8 +77,9 @@ async def test_a_connection_is_made_when_its_namespaces_are_there(host: Fabric, 
 
 
 async def test_a_namespace_that_does_not_appear_is_told(
-    host: Fabric, fake: FakeFabric, autojump_clock: trio.testing.MockClock, expect_log: ExpectLog
+    host: Fabric, fake: FakeFabric, monkeypatch: pytest.MonkeyPatch, expect_log: ExpectLog
 ) -> None:
+    monkeypatch.setattr(targets, "APPEAR_TIMEOUT", 0.2)
     fake.subsystems[0].unseen = {2}
     expect_log("has no namespace 2: it has 1")
     await host.connect(parse_target(URI), SETTINGS)
