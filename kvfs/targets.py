@@ -410,7 +410,9 @@ async def resolved(target: Target) -> Target:
             _, scope, zone = address.partition(
                 "%"
             )  # of a link-local address: it is only reached by that interface
-            address = f"{found[0][4][0]}{scope}{zone}"
+            # Of a name's addresses always the same one: name servers change their order, and connections must not follow.
+            first = min(str(one[4][0]) for one in found if one[0] == found[0][0])
+            address = f"{first}{scope}{zone}"
         portals.append(replace(portal, address=address))
     return replace(target, portals=tuple(portals))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -277,6 +278,21 @@ async def test_names_become_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
             await resolved(parse_target(f"nvme+tcp://{name}/{NQN}"))
     near = await resolved(parse_target(f"nvme+tcp://[fe80::1%lo]/{NQN}"))
     assert near.portals[0].address == "fe80::1%lo", "it says by which interface"
+
+
+async def test_the_order_of_a_names_addresses_does_not_matter(
+    host: Fabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses = [FIRST.address, SECOND.address]
+
+    async def look_up(*_: object, **_options: object) -> list[tuple[object, ...]]:
+        addresses.reverse()
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, 4420)) for one in addresses]
+
+    monkeypatch.setattr(trio.socket, "getaddrinfo", look_up)
+    for _ in range(2):
+        await host.connect(parse_target(f"nvme+tcp://storage/{NQN}"), SETTINGS)
+    assert connections(host) == 1
 
 
 async def test_reaching_for_real() -> None:
