@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
 from blockdev.errors import FabricsError, HostRefused, PoolBusy, TargetUnreachable
+from blockdev.lease import Leases
 from blockdev.nvme import Completed
 from blockdev.testing.nvme import FakeFabric
 from kvfs import targets
@@ -196,6 +199,16 @@ def test_what_a_mounted_pool_uses_is_not_disconnected(
     monkeypatch.setattr(command, "ask", lambda *_: {"devices": [{"path": path}]})
     kvfs.fails(EXIT_CODES[PoolBusy], "in use: pool 'hot' is mounted on /mnt/kv", "target", "disconnect", NQN)
     assert len(kvfs.ok("target", "list", "-H").rows) == 3
+
+
+def test_what_an_engine_has_open_is_not_disconnected(kvfs: Kvfs, fake: FakeFabric) -> None:
+    make_pool(kvfs, 1)
+    pool = kvfs.ok("pool", "status", "hot", "--json").json["pool"]["uuid"]
+    with Leases.open(kvfs.state.known("hot").path, UUID(pool)) as leases:
+        leases.join("open in an engine")
+        busy = f"pool 'hot' is open in process {os.getpid()}"
+        kvfs.fails(EXIT_CODES[PoolBusy], busy, "target", "disconnect", NQN)
+    kvfs.ok("target", "disconnect", NQN)
 
 
 def test_another_hosts_pool_is_refused_with_what_to_do(kvfs: Kvfs, fake: FakeFabric, tmp_path: Path) -> None:
