@@ -308,9 +308,12 @@ class Fabric:
 
         async def attach_one(target: Target, wanted: Sequence[NamespaceName]) -> None:
             refused = await self._connect_some(target, settings)
-            deadline = trio.current_time() + APPEAR_TIMEOUT
+            deadline, answer = (trio.current_time() + seconds for seconds in (APPEAR_TIMEOUT, REACH_TIMEOUT))
             for name in wanted:
-                found[name] = refused or await self._appeared(name, deadline)
+                place = refused or await self._appeared(name, deadline)
+                found[name] = (
+                    place if isinstance(place, FabricsError) else await self._answers(name, place, answer)
+                )
             await self._set_all(target, settings)
 
         wanted = list(names)
@@ -340,7 +343,26 @@ class Fabric:
             log.warning("%s; %s is used by its other ways", one, target.nqn)
         return None
 
+    async def _answers(self, name: NamespaceName, place: Path, deadline: float) -> Path | FabricsError:
+        """The kernel keeps the devices of a target that is away: all they give is errors, as if they were broken."""
+        carries = self.sysfs.carries
+        if carries(str(place)) is False and not await _seen(lambda: carries(str(place)) or None, deadline):
+            return TargetUnreachable(
+                f"{name} does not answer: its connection is lost, and the kernel tries again"
+            )
+        return place
+
+    def _look_again(self, target: Target) -> None:
+        """The kernel drops a namespace that is another one after a reconnect, and does not look for more by itself."""
+        subsystem = self.sysfs.of(target)
+        for controller in () if subsystem is None else subsystem.controllers:
+            if controller.state == LIVE:
+                with suppress(OSError):  # without root, or gone
+                    self.sysfs.rescan(controller.name)
+
     async def _appeared(self, name: NamespaceName, deadline: float) -> Path | FabricsError:
+        if self.sysfs.find(name) is None:
+            self._look_again(name.target)
         namespace = await _seen(lambda: self.sysfs.find(name), deadline)
         if namespace is None:
             there = self.sysfs.of(name.target)

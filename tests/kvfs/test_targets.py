@@ -19,7 +19,7 @@ from blockdev.errors import (
     TargetUnreachable,
     WrongTransport,
 )
-from blockdev.nvme import Portal, Timers, Transport, parse_namespace, parse_target
+from blockdev.nvme import Portal, Sysfs, Timers, Transport, parse_namespace, parse_target
 from blockdev.testing.nvme import HOST, FakeFabric
 from kvfs import targets
 from kvfs.targets import Fabric, Settings, health, resolved, target_of
@@ -234,6 +234,39 @@ async def test_why_a_namespace_is_not_there(host: Fabric, monkeypatch: pytest.Mo
     assert f"{NQN} has no namespace 9: it has 1, 2" in str(found[absent])
     assert isinstance(found[unreachable], TargetUnreachable)
     assert trio.current_time() >= began + targets.APPEAR_TIMEOUT
+
+
+async def test_a_namespace_whose_target_is_away_is_not_there(
+    host: Fabric, fake: FakeFabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its device is, as long as the kernel tries to connect again, and gives errors."""
+    monkeypatch.setattr(targets, "REACH_TIMEOUT", 0.2)
+    name = parse_namespace(f"{URI}/1")
+    await host.connect(name.target, SETTINGS)
+    fake.set_state(FIRST, "connecting")
+    reason = (await host.attach([name], SETTINGS))[name]
+    assert isinstance(reason, TargetUnreachable)
+    assert "its connection is lost" in str(reason)
+    fake.set_state(FIRST, "live")
+    assert (await host.attach([name], SETTINGS))[name] == host.find(name)
+
+
+async def test_namespaces_that_changed_places_are_looked_for(
+    host: Fabric, fake: FakeFabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the kernel has it after a reconnect to a target that numbers its namespaces otherwise now: none."""
+    name = parse_namespace(f"{URI}/1")
+    await host.connect(name.target, SETTINGS)
+    fake.subsystems[0].unseen = {1, 2}
+    fake.refresh()
+
+    def rescan(_: Sysfs, controller: str) -> None:
+        assert controller == "nvme1"
+        fake.subsystems[0].unseen = set()
+        fake.refresh()
+
+    monkeypatch.setattr(Sysfs, "rescan", rescan)
+    assert isinstance((await host.attach([name], SETTINGS))[name], Path)
 
 
 async def test_without_connecting(host: Fabric) -> None:
