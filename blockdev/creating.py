@@ -14,7 +14,7 @@ from blockdev import layout
 from blockdev.device import Device
 from blockdev.errors import DeviceMismatch, NoSpace
 from blockdev.memory import page_buffer
-from blockdev.superblocks import attach, device_table, geometry_of, write_superblock
+from blockdev.superblocks import attach, device_table, geometry_of, read_superblock, write_superblock
 from blockdev.types import (
     EXTENT_CLASSES,
     MIB,
@@ -51,6 +51,7 @@ async def create_pool(devices: Sequence[Device], options: CreateOptions) -> Supe
     """Make a pool of these devices, whatever they hold. Returns the first one's superblock.
 
     :raises NoSpace: a device is too small
+    :raises DeviceMismatch: two of them are one; none is a pool's then
     :raises ValueError: no devices, too many, no such extent size, or regions that hold no extent
     :raises DeviceError:
     """
@@ -82,7 +83,21 @@ async def create_pool(devices: Sequence[Device], options: CreateOptions) -> Supe
         await _prepare(device, superblock)
     for device, superblock in zip(devices, superblocks, strict=True):
         await _introduce(device, superblock)
+    await _refuse_shared(devices, table)
     return first
+
+
+async def _refuse_shared(devices: Sequence[Device], table: Sequence[DeviceEntry]) -> None:
+    """Two of them may be one drive by two ways, which the system does not know: then both show what was written last."""
+    for device, entry in zip(devices, table, strict=True):
+        shown = await read_superblock(device)
+        if shown.device != entry.uuid:
+            other = devices[shown.device_no]
+            for one in devices:
+                await erase(one)
+            raise DeviceMismatch(
+                f"{device.name} and {other.name} are the same drive by two names: give one of them"
+            )
 
 
 def check_size(device: Device, region_size: int) -> None:

@@ -106,7 +106,7 @@ def open_raw(path: Path, *, writable: bool) -> RawFile:
     if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
         raise OSError(errno.ENOTBLK, "neither a file nor a block device")
     if writable and stat.S_ISBLK(mode):
-        _refuse_if_held(path)
+        refuse_if_held(path)
     try:
         fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_DIRECT)
     except OSError as error:
@@ -120,7 +120,7 @@ def open_raw(path: Path, *, writable: bool) -> RawFile:
         raise
 
 
-def _refuse_if_held(path: Path) -> None:
+def refuse_if_held(path: Path) -> None:
     """O_EXCL on a block device asks whether the kernel itself uses it.
 
     Only asked, not kept: other members of a pool open the same device. Who asks at the same moment is in the

@@ -141,6 +141,8 @@ def compose(text: str, source: str) -> yaml.Node | None:
         raise ConfigError(f"{where}: not valid YAML: {error.problem or error.context}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
+    except RecursionError:
+        raise ConfigError(f"{source}: nested too deep") from None
 
 
 class _Mistake(Exception):

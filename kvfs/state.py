@@ -236,5 +236,8 @@ def write_atomically(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         spare.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a write does not say where
+        raise
     finally:
         spare.unlink(missing_ok=True)

@@ -308,9 +308,12 @@ class Fabric:
 
         async def attach_one(target: Target, wanted: Sequence[NamespaceName]) -> None:
             refused = await self._connect_some(target, settings)
-            deadline = trio.current_time() + APPEAR_TIMEOUT
+            deadline, answer = (trio.current_time() + seconds for seconds in (APPEAR_TIMEOUT, REACH_TIMEOUT))
             for name in wanted:
-                found[name] = refused or await self._appeared(name, deadline)
+                place = refused or await self._appeared(name, deadline)
+                found[name] = (
+                    place if isinstance(place, FabricsError) else await self._answers(name, place, answer)
+                )
             await self._set_all(target, settings)
 
         wanted = list(names)
@@ -340,7 +343,26 @@ class Fabric:
             log.warning("%s; %s is used by its other ways", one, target.nqn)
         return None
 
+    async def _answers(self, name: NamespaceName, place: Path, deadline: float) -> Path | FabricsError:
+        """The kernel keeps the devices of a target that is away: all they give is errors, as if they were broken."""
+        carries = self.sysfs.carries
+        if carries(str(place)) is False and not await _seen(lambda: carries(str(place)) or None, deadline):
+            return TargetUnreachable(
+                f"{name} does not answer: its connection is lost, and the kernel tries again"
+            )
+        return place
+
+    def _look_again(self, target: Target) -> None:
+        """The kernel drops a namespace that is another one after a reconnect, and does not look for more by itself."""
+        subsystem = self.sysfs.of(target)
+        for controller in () if subsystem is None else subsystem.controllers:
+            if controller.state == LIVE:
+                with suppress(OSError):  # without root, or gone
+                    self.sysfs.rescan(controller.name)
+
     async def _appeared(self, name: NamespaceName, deadline: float) -> Path | FabricsError:
+        if self.sysfs.find(name) is None:
+            self._look_again(name.target)
         namespace = await _seen(lambda: self.sysfs.find(name), deadline)
         if namespace is None:
             there = self.sysfs.of(name.target)
@@ -360,14 +382,18 @@ class Fabric:
                     await self._set_timeouts(controller, settings)
 
 
-def target_of(subsystem: Subsystem) -> Target:
-    """The target that a subsystem is, by the ways that are there now."""
-    portals = tuple(
+def target_of(subsystem: Subsystem) -> Target | None:
+    """The target that a subsystem is, by the ways that are there now and have the transport of the first; None for
+    transports that kvfs does not connect by, such as Fibre Channel.
+    """
+    portals = [
         Portal(Transport(one.transport), one.address, one.service)
         for one in subsystem.controllers
         if one.transport in {known.value for known in Transport}
-    )
-    return Target(subsystem.nqn, portals)
+    ]
+    if not portals:
+        return None
+    return Target(subsystem.nqn, tuple(one for one in portals if one.transport is portals[0].transport))
 
 
 def health(subsystem: Subsystem, namespace: Namespace | None = None) -> Health:
@@ -399,7 +425,16 @@ async def resolved(target: Target) -> Target:
                 found = await trio.socket.getaddrinfo(address, portal.service, type=socket.SOCK_STREAM)
             except OSError as error:
                 raise TargetUnreachable(f"{portal}: no such host: {error.strerror}") from None
-            address = str(found[0][4][0])
+            except UnicodeError:
+                raise TargetUnreachable(
+                    f"{portal}: no such host: it is no name that a host can have"
+                ) from None
+            _, scope, zone = address.partition(
+                "%"
+            )  # of a link-local address: it is only reached by that interface
+            # Of a name's addresses always the same one: name servers change their order, and connections must not follow.
+            first = min(str(one[4][0]) for one in found if one[0] == found[0][0])
+            address = f"{first}{scope}{zone}"
         portals.append(replace(portal, address=address))
     return replace(target, portals=tuple(portals))
 

@@ -259,6 +259,7 @@ def _portals(transport: Transport, addresses: list[str]) -> tuple[Portal, ...]:
 def _parse(text: str) -> tuple[Target, str, DataPath]:
     match = re.fullmatch(r"nvme\+(\w+)://([^/?]*)/([^?#]+?)/?(?:\?([^#]*))?", text, re.IGNORECASE | re.ASCII)
     if match is None:
+        text = text.partition("?")[0]  # what follows may be a secret, by mistake
         raise ValueError(f"'{text}' is not a target, such as nvme+tcp://192.0.2.1/nqn.2014-08.org.example:kv")
     transport = read_transport(match[1])
     nqn, _, namespace = match[3].partition("/")
@@ -280,7 +281,8 @@ def _read_query(query: str) -> tuple[Credentials, DataPath]:
             data_path = read_data_path(value)
         else:
             raise ValueError(
-                f"'{name}={value}' is not known: there are host-key=FILE, controller-key=FILE, tls=yes and path=PATH"
+                f"'{name}' is not known, or not with that value: there are host-key=FILE, controller-key=FILE, tls=yes and "
+                "path=PATH"
             )
     return Credentials(files.get("host-key"), files.get("controller-key"), tls), data_path
 

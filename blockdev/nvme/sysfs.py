@@ -187,6 +187,10 @@ class Sysfs:
         """Where a namespace is opened."""
         return self._devices / namespace.name
 
+    def rescan(self, controller: str) -> None:
+        """Have the kernel look which namespaces a connection has now. :raises OSError:"""
+        self.write(self._root / "class/nvme" / controller / "rescan_controller", "1")
+
     # ── time-outs ────────────────────────────────────────────────────────────────────────────────────────
 
     def set_timers(self, controller: str, timers: Timers) -> None:

@@ -188,6 +188,10 @@ def add(
 def _keys(options: AddOptions) -> HostKeys | None:
     """:raises click.UsageError: options that do not go together"""
     key, controller = options["key_file"], options["controller_key_file"]
+    if any(str(path).startswith("DHHC-") for path in (key, controller)):
+        raise click.UsageError(
+            "a secret may not stand here, where others can read it: give the file that it is in"
+        )
     if options["allow_any_host"] and options["hosts"]:
         raise click.UsageError("--allow-any-host and --host exclude each other")
     if key is None:
@@ -341,7 +345,7 @@ def stop(state: StateDirectory, file: Path) -> None:
 
 
 def _node(state: StateDirectory, file: Path) -> exporting.Node:
-    return exporting.Node(_absolute(file), find_target(), state)
+    return exporting.Node(file.resolve(), find_target(), state)  # a link stays one
 
 
 def _seen() -> Tree:

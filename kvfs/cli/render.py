@@ -143,8 +143,8 @@ def write(text: str) -> None:
 
 
 def message(text: str) -> None:
-    """A message for people, to stderr: one line, however many the text has."""
-    sys.stderr.write("kvfs: " + " ".join(text.split()) + "\n")
+    """A message for people, to stderr: one line, however many the text has, and nothing that speaks to the terminal."""
+    sys.stderr.write("kvfs: " + _printable(" ".join(text.split())) + "\n")
     sys.stderr.flush()
 
 

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, TypedDict, Unpack
+from uuid import UUID
 
 import click
 import trio
 
 from blockdev.errors import FabricsError, PoolBusy
+from blockdev.lease import Leases
 from blockdev.nvme import LIVE, Credentials, NamespaceName, Portal, Transport
 from blockdev.nvme.names import make_target, parse_portals, parse_target, read_key_path
 from kvfs import targets
 from kvfs.cli.options import Group, Parsed, styled
 from kvfs.cli.render import Column, Row, Style, Unit, as_json, message, table, write
 from kvfs.cli.running import ask, live_mounts, unmount_first
+from kvfs.config import load_config
+from kvfs.devices import known_path
+from kvfs.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from blockdev.nvme import Controller, Namespace, Subsystem, Target
-    from kvfs.state import StateDirectory
+    from kvfs.state import PoolFolder, StateDirectory
 
 DISCOVER_COLUMNS = (
     Column("nqn"),
@@ -113,7 +121,7 @@ async def _discover(fabric: targets.Fabric, portals: Sequence[Portal]) -> list[R
                 continue
             row: Row = {"nqn": entry.nqn, "transport": entry.transport, "address": entry.address or None}
             row |= {"service": entry.service or None, "secure": entry.secure, "uri": None, "connected": False}
-            if entry.transport in {one.value for one in Transport}:
+            with suppress(ValueError):  # other transports, and what a target says that is no name or address
                 way = Portal(Transport(entry.transport), entry.address, entry.service)
                 address = [way.authority] if entry.address else []
                 row["uri"] = str(make_target(way.transport, address, entry.nqn))
@@ -166,7 +174,7 @@ def _with_keys(uri: Target, options: ConnectOptions) -> Target:
 
 
 def _show_commands(command: str, commands: Sequence[Sequence[str]], style: Style) -> None:
-    rows: list[Row] = [{"command": " ".join(["nvme", *words])} for words in commands]
+    rows: list[Row] = [{"command": shlex.join(["nvme", *words])} for words in commands]
     write(
         as_json(command, {"dry_run": True, "commands": rows})
         if style.json
@@ -182,10 +190,10 @@ def _show_commands(command: str, commands: Sequence[Sequence[str]], style: Style
 def disconnect(state: StateDirectory, names: tuple[str, ...], dry_run: bool, style: Style) -> None:
     """End all connections to each TARGET, given as a URI or by its NQN alone; nothing where there is none.
 
-    Refused for what a pool uses that is mounted: it would connect again. -H, -p, -o and --json are for --dry-run.
+    Refused for what a pool uses that is mounted, or open in an engine. -H, -p, -o and --json are for --dry-run.
     """
     fabric = targets.fabric()
-    there = {subsystem.nqn: subsystem for subsystem in fabric.sysfs.subsystems()}
+    there = {subsystem.nqn: subsystem for subsystem in _connected(fabric)}
     nqns = [nqn for name in names if (nqn := _nqn(name)) in there]
     for nqn in nqns:
         _refuse_in_use(state, there[nqn])
@@ -209,10 +217,43 @@ def _refuse_in_use(state: StateDirectory, subsystem: Subsystem) -> None:
     """:raises PoolBusy:"""
     names = {namespace.name for namespace in subsystem.namespaces}
     for folder in state:
-        for mount in live_mounts(folder):  # each has the devices that were there when it was made
-            used = {Path(str(device["path"])).name for device in ask(mount.folder, "status")["devices"]}
+        mounts = live_mounts(folder)
+        for mount in mounts:  # each has the devices that were there when it was made
+            paths = [str(device["path"]) for device in ask(mount.folder, "status")["devices"]]
+            used = {
+                Path(name).name for path in paths for name in (path, os.path.realpath(path))
+            }  # links, too
             if used & names:
                 raise PoolBusy(f"{subsystem.nqn} is in use: {unmount_first(folder, [mount])}")
+        others = _members(folder) - {mount.record.pid for mount in mounts}
+        if others and _configured(folder) & names:
+            who = " and ".join(f"process {pid}" for pid in sorted(others))
+            raise PoolBusy(
+                f"{subsystem.nqn} is in use: pool '{folder.name}' is open in {who}; end that first"
+            )
+
+
+def _members(folder: PoolFolder) -> set[int]:
+    """Processes that have a pool open: mounts, and engines by the Cache API."""
+    found: set[int] = set()
+    for path in folder.path.glob("*.lock"):
+        with Leases.open(folder.path, UUID(path.stem)) as leases:
+            found |= {holder.pid for holder in leases.holders()}
+    return found
+
+
+def _configured(folder: PoolFolder) -> set[str]:
+    """What the kernel calls the devices of a pool, as far as they are there; none where its configuration is wrong."""
+    try:
+        paths = map(known_path, load_config(folder.config).devices)
+    except ConfigError:
+        return set()
+    return _block_devices(str(path) for path in paths if path is not None)
+
+
+def _block_devices(paths: Iterable[str]) -> set[str]:
+    """Their names, and what those lead to that are links, such as in /dev/disk/by-id."""
+    return {Path(name).name for path in paths for name in (path, os.path.realpath(path))}
 
 
 @target.command("list", short_help="List the namespaces of connected targets.")
@@ -228,11 +269,12 @@ def list_(style: Style) -> None:
         target = targets.target_of(subsystem)
         rows += [_listed(subsystem, target, namespace) for namespace in subsystem.namespaces]
         if not subsystem.namespaces:
-            rows.append({"nqn": subsystem.nqn, "state": targets.health(subsystem), "uri": str(target)})
+            where = None if target is None else str(target)
+            rows.append({"nqn": subsystem.nqn, "state": targets.health(subsystem), "uri": where})
     write(as_json("target list", {"namespaces": rows}) if style.json else table(LIST_COLUMNS, rows, style))
 
 
-def _listed(subsystem: Subsystem, target: Target, namespace: Namespace) -> Row:
+def _listed(subsystem: Subsystem, target: Target | None, namespace: Namespace) -> Row:
     uuid = next(iter(namespace.uuids), None)
     return {
         "device": f"/dev/{namespace.name}",
@@ -242,7 +284,7 @@ def _listed(subsystem: Subsystem, target: Target, namespace: Namespace) -> Row:
         "ways": len(namespace.ways),
         "nqn": subsystem.nqn,
         "uuid": None if uuid is None else str(uuid),
-        "uri": str(NamespaceName(target, uuid or namespace.number)),
+        "uri": None if target is None else str(NamespaceName(target, uuid or namespace.number)),
     }
 
 

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 CONFIGFS: Final = Path("/sys/kernel/config")
 _UNSET: Final = frozenset({"", "(null)"})
+_SECRETS: Final = ("dhchap_key", "dhchap_ctrl_key")
+_HIDDEN: Final = "(hidden)"
+"""For a secret that whoever asks may not read."""
 
 
 class Target:
@@ -61,6 +64,8 @@ class Target:
             case Action.REMOVE:
                 self._remove(path)
             case Action.WRITE:
+                if path.name in _SECRETS:
+                    path.chmod(0o600)  # every user of the node may read what the kernel makes
                 self._write(path, step.value)
             case Action.LINK:
                 self._link(path, self.root / step.value)
@@ -140,7 +145,10 @@ def _host(target: Target, folder: str) -> HostNode:
 
 
 def _secret(target: Target, path: str) -> str | None:
-    value = target.read(path)
+    try:
+        value = target.read(path)
+    except PermissionError:
+        return _HIDDEN
     return None if value in _UNSET else value
 
 
@@ -186,7 +194,7 @@ def refusal(target: Target, step: Step, error: OSError) -> ExportError | Missing
     if step.action is Action.LINK and step.path.startswith("ports/"):
         return _no_port(target, step, error)
     parts = step.path.split("/")
-    if parts[-1] in ("dhchap_key", "dhchap_ctrl_key"):
+    if parts[-1] in _SECRETS:
         return _no_key(target, step, error)
     if parts[-1] == "enable":
         path = target.read(f"{'/'.join(parts[:-1])}/device_path")

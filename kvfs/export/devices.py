@@ -14,6 +14,7 @@ import trio
 from blockdev.errors import BadSuperblock, DeviceError, ForeignSignature, UnknownVersion
 from blockdev.file_device import open_file_device
 from blockdev.memory import page_buffer
+from blockdev.raw_file import refuse_if_held
 from blockdev.signatures import REACH, foreign_signature, signature_in
 from blockdev.superblocks import read_superblock
 from kvfs.errors import DeviceHeld, ExportedElsewhere, MissingDevice
@@ -21,9 +22,8 @@ from kvfs.export import held
 from kvfs.provision import refuse_in_use
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Iterable
 
-    from kvfs.export.tree import Tree
     from kvfs.state import StateDirectory
 
 _NO_DRIVE: Final = (errno.ENOENT, errno.ENXIO, errno.ENODEV, errno.ENOMEDIUM)
@@ -55,7 +55,13 @@ def find(path: Path) -> Found:
     try:
         status = path.stat()
         holder = held.holder_of(path)
+        if holder is None and stat.S_ISBLK(status.st_mode):
+            refuse_if_held(path)  # file systems of several devices do not show in what is mounted
     except OSError as error:
+        if error.errno == errno.EBUSY:
+            raise DeviceHeld(
+                f"{path} is in use on this node: mounted, or part of a volume; free it first, or export another device"
+            ) from None
         if error.errno in _NO_DRIVE:
             hint = "see that the drive is connected"
             if not path.is_relative_to("/dev"):
@@ -104,17 +110,25 @@ def identity_of(path: Path) -> Hashable:
     return number or (status.st_dev, status.st_ino)
 
 
-def refuse_exported(found: Found, tree: Tree) -> None:
-    """A device in two subsystems would be two drives to hosts, which then write over each other.
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A namespace of an export, in the kernel or remembered."""
+
+    nqn: str
+    number: int
+    path: Path
+
+
+def refuse_exported(found: Found, offers: Iterable[Offer]) -> None:
+    """A device in two namespaces would be two drives to hosts, which then write over each other.
 
     :raises ExportedElsewhere:
     """
-    for nqn, node in tree.subsystems.items():
-        for number, namespace in node.namespaces.items():
-            if identity_of(Path(namespace.device_path)) in found.touching:
-                raise ExportedElsewhere(
-                    f"{found.path} is exported already, as namespace {number} of {nqn}; remove it there first"
-                )
+    for offer in offers:
+        if identity_of(offer.path) in found.touching:
+            raise ExportedElsewhere(
+                f"{found.path} is exported already, as namespace {offer.number} of {offer.nqn}; remove it there first"
+            )
 
 
 async def refuse_contents(found: Found, state: StateDirectory, *, force: bool) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blockdev.errors import BlockError
-from kvfs.errors import DeviceHeld, ExportedElsewhere, KvfsError, UnknownExport
-from kvfs.export import devices
+from kvfs.errors import ExportedElsewhere, KvfsError, UnknownExport
+from kvfs.export import devices, effect
 from kvfs.export.configfs import Target, read_tree, refusal
 from kvfs.export.document import load_exports, save_exports
 from kvfs.export.keys import read_key
@@ -26,7 +26,7 @@ from kvfs.state import write_atomically
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from kvfs.export.model import Export, Namespace, Port
+    from kvfs.export.model import Export, Namespace
     from kvfs.state import StateDirectory
 
 log = logging.getLogger(__name__)
@@ -66,12 +66,14 @@ async def add(
         seen = read_tree(node.target)
         _refuse_foreign(nqn, before, seen)
         found = _new_ones(before.exports.get(nqn), paths)
+        effect.refuse_exported(found, [*effect.offered(seen), *effect.remembered(before)])
         for one in found:
-            devices.refuse_exported(one, seen)
             await devices.refuse_contents(one, node.state, force=force)
         new = [new_namespace(nqn, one.path, one.wwid) for one in found]
         after = with_parts(before, nqn, replace(parts, devices=new))
-        wanted = target(seen, before, after, {nqn}, _facts(after, nqn))
+        usable = _usable_of(before.exports.get(nqn), seen, paths)
+        now = _with(after, effect.having(after.exports[nqn], {*usable, *new}))
+        wanted = target(seen, before, now, {nqn}, _facts(now, nqn))
         if dry_run:
             return difference(seen, wanted)
         for one in found:
@@ -81,7 +83,8 @@ async def add(
 
 
 def remove(node: Node, nqn: str, paths: Sequence[Path], parts: Parts, *, dry_run: bool) -> list[Step]:
-    """Take an export away, or parts of it. Hosts that use it lose it at once.
+    """Take an export away, or parts of it. Hosts that use it lose it at once. What of it is not in effect stays so, and
+    does not hinder what is to go.
 
     :raises ExportError, ConfigError, OSError:
     """
@@ -95,7 +98,8 @@ def remove(node: Node, nqn: str, paths: Sequence[Path], parts: Parts, *, dry_run
         seen = read_tree(node.target)
         stays_down = nqn in after.exports and nqn not in seen.subsystems
         nqns = set() if stays_down else {nqn}
-        wanted = target(seen, before, after, nqns, _facts_of(seen, after, *nqns))
+        now = _with(after, effect.in_effect(after.exports[nqn], seen)) if nqn in after.exports else after
+        wanted = target(seen, before, now, nqns, _facts_of(seen, now, *nqns))
         if dry_run:
             return difference(seen, wanted)
         with _undone(node.target, seen):
@@ -109,6 +113,25 @@ def _refuse_foreign(nqn: str, ours: Exports, seen: Tree) -> None:
         raise ExportedElsewhere(
             f"{nqn} is exported already, but not by kvfs: choose another name, or remove it with what made it"
         )
+
+
+def _usable_of(export: Export | None, seen: Tree, paths: Sequence[Path]) -> set[Namespace]:
+    """The namespaces of an export that are in effect, or may be put into effect.
+
+    :raises MissingDevice, ExportError, DeviceError: one of `paths` may not
+    """
+    if export is None:
+        return set()
+    usable, failures = effect.usable(export, seen)
+    for failure in failures:
+        if failure.path in paths:
+            raise failure.reason
+        log.warning("%s: %s", export.nqn, failure.reason)
+    return set(usable.values())
+
+
+def _with(exports: Exports, export: Export) -> Exports:
+    return replace(exports, exports={**exports.exports, export.nqn: export})
 
 
 def _new_ones(export: Export | None, paths: Sequence[Path]) -> list[devices.Found]:
@@ -215,15 +238,7 @@ def _change(kernel: Target, seen: Tree, wanted: Tree) -> list[Step]:
 # ── after a reboot ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A part of an export that is not in effect."""
-
-    nqn: str
-    reason: Exception
-
-
-def restore(node: Node) -> list[Failure]:
+def restore(node: Node) -> list[effect.Failure]:
     """Put all exports into effect, as far as they can be: a drive or an address that is missing takes nothing with it.
     Returns what could not be done.
 
@@ -234,9 +249,9 @@ def restore(node: Node) -> list[Failure]:
         return [failure for nqn in exports.exports for failure in _restored(node, exports, nqn)]
 
 
-def _restored(node: Node, exports: Exports, nqn: str) -> list[Failure]:
+def _restored(node: Node, exports: Exports, nqn: str) -> list[effect.Failure]:
     seen = read_tree(node.target)
-    usable, failures = _usable(exports.exports[nqn], seen)
+    usable, failures = effect.usable(exports.exports[nqn], seen)
     if not usable:
         return failures
     try:
@@ -245,9 +260,9 @@ def _restored(node: Node, exports: Exports, nqn: str) -> list[Failure]:
         KvfsError,
         BlockError,
     ) as error:  # without its keys it would be open to whoever says a host's name
-        return [*failures, Failure(nqn, error)]
+        return [*failures, effect.Failure(nqn, error)]
     export = exports.exports[nqn]
-    there = tuple(port for port in export.ports if _offers(seen, port, nqn))
+    there = tuple(port for port in export.ports if effect.is_offered(seen, nqn, port))
     part = replace(export, namespaces=usable, ports=there)
     if there:
         failures += _put(node, exports, part, facts)
@@ -260,43 +275,13 @@ def _restored(node: Node, exports: Exports, nqn: str) -> list[Failure]:
     return failures
 
 
-def _usable(export: Export, seen: Tree) -> tuple[dict[int, Namespace], list[Failure]]:
-    """The namespaces that can be exported; those that are already are not looked at again."""
-    usable, failures = {}, []
-    there = seen.subsystems[export.nqn].namespaces if export.nqn in seen.subsystems else {}
-    for number, one in export.namespaces.items():
-        old = there.get(number)
-        try:
-            if old is None or not old.enabled or old.device_path != str(one.path):
-                _check(one)
-            usable[number] = one
-        except (KvfsError, BlockError) as error:
-            failures.append(Failure(export.nqn, error))
-    return usable, failures
-
-
-def _offers(seen: Tree, port: Port, nqn: str) -> bool:
-    return any(node.is_at(port) and nqn in node.links for node in seen.ports.values())
-
-
-def _put(node: Node, exports: Exports, export: Export, facts: Facts) -> list[Failure]:
+def _put(node: Node, exports: Exports, export: Export, facts: Facts) -> list[effect.Failure]:
     seen = read_tree(node.target)
-    after = replace(exports, exports={**exports.exports, export.nqn: export})
     try:
-        _change(node.target, seen, target(seen, exports, after, {export.nqn}, facts))
+        _change(node.target, seen, target(seen, exports, _with(exports, export), {export.nqn}, facts))
     except (KvfsError, BlockError, OSError) as error:
-        return [Failure(export.nqn, error)]
+        return [effect.Failure(export.nqn, error)]
     return []
-
-
-def _check(namespace: Namespace) -> None:
-    """:raises MissingDevice, DeviceHeld, DeviceError:"""
-    found = devices.find(namespace.path)
-    if namespace.wwid is not None and found.wwid != namespace.wwid:
-        raise DeviceHeld(
-            f"{namespace.path} is another drive than the one that was exported ({found.wwid or 'without identity'}, not "
-            f"{namespace.wwid}); export it by a name in /dev/disk/by-id"
-        )
 
 
 def stop(node: Node) -> None:

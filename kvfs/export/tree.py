@@ -76,6 +76,11 @@ class PortNode:
     service: str
     links: frozenset[str]
 
+    @property
+    def half_made(self) -> bool:
+        """Whether it lacks a part of its address. A loop port has none."""
+        return self.transport != "loop" and not (self.transport and self.address and self.service)
+
     def is_at(self, port: Port) -> bool:
         return (self.transport, self.address, self.service) == (
             port.transport,
@@ -158,7 +163,7 @@ def _ports(seen: Tree, before: Exports, wanted: list[Export], nqns: Collection[s
     for number, node in seen.ports.items():
         links = node.links - set(nqns)
         # One that only we used goes, and what a change that was killed has left of one.
-        was_ours = bool(node.links) or not node.address or any(map(node.is_at, ours))
+        was_ours = bool(node.links) or node.half_made or any(map(node.is_at, ours))
         if links or not was_ours:
             ports[number] = replace(node, links=links)
     for export in wanted:

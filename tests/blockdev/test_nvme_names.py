@@ -95,7 +95,7 @@ def test_paths_that_are_not_there(text: str, message: str) -> None:
         ("nvme+tcp://a/iqn.1993:x", "'iqn.1993:x' is not an NQN"),
         ("nvme+tcp://a", "is not a target, such as"),
         (f"nvme+tcp://a/{NQN}/1", "names a namespace, and a target is wanted"),
-        (f"nvme+tcp://a/{NQN}?key=x", "'key=x' is not known"),
+        (f"nvme+tcp://a/{NQN}?key=x", "'key' is not known"),
         (f"nvme+tcp://a/{NQN}?host-key=DHHC-1:00:abc:", "a secret may not stand here"),
         (f"nvme+tcp://a/{NQN}?host-key=key", "'key' is not an absolute path"),
     ],

@@ -123,6 +123,17 @@ async def test_a_small_device_is_refused_before_anything_is_written() -> None:
         check_size(devices[1], REGION)
 
 
+async def test_a_drive_that_has_two_names_is_no_pool() -> None:
+    """Two targets may offer the same drive, and nothing but what is written to it tells."""
+    other, twice = MemoryDevice(8 * REGION, name="other"), MemoryDevice(8 * REGION, name="twice")
+    devices = [twice, other, twice]
+    with pytest.raises(DeviceMismatch, match="twice and twice are the same drive"):
+        await create_pool(devices, CreateOptions("x", DOMAIN, SlotClass.MIB2, REGION))
+    for device in devices:
+        with pytest.raises(BadSuperblock):
+            await read_superblock(device)
+
+
 async def test_whatever_a_device_held_is_gone(tmp_path: Path) -> None:
     bench = await made(tmp_path)
     async with bench.pool() as pool:

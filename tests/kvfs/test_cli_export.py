@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 import uuid
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvfs.cli.exit_codes import USAGE
+from kvfs.export import held
 from kvfs.export.configfs import find_target
 from kvfs.export.testing import FakeTarget
 from tests.blockdev.block_devices import loop_device
@@ -161,6 +163,9 @@ def test_keys_reach_the_target_and_nothing_else(node: Storage) -> None:
     node.add("--key-file", files[0], "--controller-key-file", files[1])
     assert node.tree()[f"hosts/{GPU1}/dhchap_key"] == key
     assert node.tree()[f"hosts/{GPU1}/dhchap_ctrl_key"] == controller
+    for name in ("dhchap_key", "dhchap_ctrl_key"):
+        mode = (node.target.root / f"hosts/{GPU1}" / name).stat().st_mode
+        assert stat.S_IMODE(mode) == 0o600, "other users of the node cannot read it"
     for text in (node.file.read_text(), node.ok("show", HOT).out, node.ok("list", "--json").out):
         assert key not in text
         assert controller not in text
@@ -171,6 +176,19 @@ def test_keys_reach_the_target_and_nothing_else(node: Storage) -> None:
     files[0].write_text(secret(4))
     node.ok("add", HOT)
     assert node.tree()[f"hosts/{GPU1}/dhchap_key"] == secret(4), "a key that was renewed counts after an add"
+
+
+def test_who_may_not_read_secrets_sees_the_exports(node: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.add("--key-file", node.key("k", secret(1)))
+    read = node.target.read
+
+    def without_secrets(path: str) -> str:
+        if path.endswith("dhchap_key"):
+            raise PermissionError(13, "Permission denied", path)
+        return read(path)
+
+    monkeypatch.setattr(node.target, "read", without_secrets)
+    assert node.state() == "live"
 
 
 def test_keys_that_cannot_be_used_are_refused(node: Storage) -> None:
@@ -196,6 +214,8 @@ def test_options_that_do_not_go_together(node: Storage) -> None:
     device, key = node.device("d1"), node.key("k", secret(1))
     node.fails(USAGE, "exclude each other", "add", HOT, device, "--allow-any-host", "--host", GPU1)
     node.fails(USAGE, "needs the --host", "add", HOT, device, "--key-file", key)
+    said = node.fails(USAGE, "a secret may not stand", "add", HOT, "--host", GPU1, "--key-file", secret(1))
+    assert secret(1) not in said.err
     node.fails(USAGE, "needs --key-file", "add", HOT, device, "--host", GPU1, "--controller-key-file", key)
     node.fails(USAGE, "is not an NQN", "add", "hot", device)
     node.fails(USAGE, "is not a port", "add", HOT, device, "--port", "192.0.2.1")
@@ -234,6 +254,40 @@ def test_a_device_is_exported_once(node: Storage) -> None:
     node.fails(87, f"as namespace 1 of {HOT}", "add", COLD, node.device("d1"), "--port", "tcp:127.0.0.1")
 
 
+def test_a_device_is_exported_once_though_nothing_is_in_effect(node: Storage) -> None:
+    node.add()
+    node.ok("stop")
+    other = ("add", COLD, node.device("d1"), "--port", "tcp:127.0.0.1", "--host", GPU1)
+    node.fails(87, f"d1 is exported already, as namespace 1 of {HOT}", *other)
+
+
+def test_a_device_that_the_file_names_twice_is_exported_once(node: Storage) -> None:
+    node.add(node.device("d2"))
+    node.ok("add", COLD, node.device("d3"), "--port", "tcp:127.0.0.1", "--host", GPU1)
+    node.file.write_text(node.file.read_text().replace("/d2\n", "/d1\n").replace("/d3\n", "/d1\n"))
+    node.reboot()
+    result = node("restore")
+    assert result.code == 91
+    assert result.err.count(f"d1 is exported already, as namespace 1 of {HOT}") == 2
+    paths = [name for name, value in node.tree().items() if value.endswith("/d1")]
+    assert paths == [f"subsystems/{HOT}/namespaces/1/device_path"]
+
+
+@pytest.mark.loop
+def test_a_disk_and_its_partition_are_not_both_exported(
+    node: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with loop_device(node.device("one")) as disk, loop_device(node.device("two")) as part:
+        family = {str(held.device_number(path)) for path in (disk, part)}
+        monkeypatch.setattr(
+            "kvfs.export.held.related", lambda number: family if number in family else {number}
+        )
+        add = ("--port", "tcp:127.0.0.1", "--host", GPU1)
+        node.fails(87, "are on the same drive", "add", HOT, disk, part, *add)
+        node.ok("add", HOT, disk, *add)
+        node.fails(87, f"{part} is exported already, as namespace 1 of {HOT}", "add", HOT, part)
+
+
 def test_what_a_device_holds_is_not_given_away(node: Storage) -> None:
     ext4 = b"\0" * 1080 + b"\x53\xef"
     add = ("add", HOT, node.device("d1", ext4), "--port", "tcp:127.0.0.1", "--host", GPU1)
@@ -256,7 +310,7 @@ def test_a_drive_that_this_node_uses_is_refused(node: Storage, tmp_path: Path) -
         descriptor = os.open(drive, os.O_RDONLY | os.O_EXCL)  # as the kernel has what is mounted
         try:
             node.ok("remove", HOT)
-            node.fails(40, "in use: mounted, or part of another volume", "add", HOT, drive, *add, "--force")
+            node.fails(88, "in use on this node: mounted, or part of", "add", HOT, drive, *add, "--force")
         finally:
             os.close(descriptor)
 
@@ -419,6 +473,63 @@ sys.exit(main(sys.argv[3:]))
 """
 
 
+@pytest.mark.loop
+def test_a_drive_that_is_held_after_a_reboot_is_not_exported(node: Storage) -> None:
+    with loop_device(node.device("backing")) as drive:
+        node.ok("add", HOT, drive, "--port", "tcp:127.0.0.1", "--host", GPU1)
+        node.reboot()
+        descriptor = os.open(drive, os.O_RDONLY | os.O_EXCL)  # as a file system of several devices has it
+        try:
+            result = node("restore")
+            assert result.code == 91
+            assert "in use on this node" in result.err
+            assert node.state() == "down"
+        finally:
+            os.close(descriptor)
+
+
+def another_drive(node: Storage) -> None:
+    """Export two drives to two hosts, then reboot; since then the second is another drive."""
+    node.add(node.device("d2"), "--host", GPU2)
+    node.file.write_text(node.file.read_text().replace("    ports:", "        wwid: eui.0025\n    ports:"))
+    node.reboot()
+    assert node("restore").code == 91
+    assert node.state() == "partial"
+
+
+def test_what_is_added_does_not_export_another_drive(node: Storage, expect_log: ExpectLog) -> None:
+    another_drive(node)
+    expect_log("d2 is another drive than the one that was exported")
+    result = node("add", HOT, "--host", "nqn.2014-08.org.nvmexpress:uuid:gpu3")
+    assert result.code == 0
+    assert f"subsystems/{HOT}/namespaces/2/" not in node.tree()
+    node.target.connect(HOT, "nqn.2014-08.org.nvmexpress:uuid:gpu3")
+    node.fails(88, "is another drive", "add", HOT, node.device("d2"))
+
+
+def test_a_host_is_removed_while_a_drive_is_another_one(node: Storage) -> None:
+    another_drive(node)
+    node.ok("remove", HOT, "--host", GPU2)
+    assert f"subsystems/{HOT}/namespaces/2/" not in node.tree()
+    assert len(node.show()["namespaces"]) == 2, "it is remembered"
+    with pytest.raises(PermissionError):
+        node.target.connect(HOT, GPU2)
+
+
+def test_a_host_is_removed_while_a_drive_and_an_address_are_missing(node: Storage) -> None:
+    node.add(node.device("d2"), "--host", GPU2, "--port", "tcp:192.0.2.1")
+    node.device("d2").unlink()
+    node.target = FakeTarget(node.kvfs.folder / "rebooted")
+    assert node("restore").code == 91
+    node.ok("remove", HOT, "--host", GPU2)
+    node.target.connect(HOT, GPU1)
+    with pytest.raises(PermissionError):
+        node.target.connect(HOT, GPU2)
+    node.ok("remove", HOT, node.device("d2"))
+    node.ok("remove", HOT, "--port", "tcp:192.0.2.1")
+    assert node.state() == "live"
+
+
 def killed(node: Storage, after: int, *command: str | Path) -> None:
     """Run a command that is killed after so many of its steps."""
     arguments = (node.target.root, str(after), "export", *command, "--file", node.file)
@@ -430,7 +541,7 @@ def killed(node: Storage, after: int, *command: str | Path) -> None:
     assert done.returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("steps", [0, 4, 13])
+@pytest.mark.parametrize("steps", [0, 4, 13, 14])
 def test_a_change_that_was_killed_is_completed_by_saying_it_again(node: Storage, steps: int) -> None:
     empty = node.tree()
     add = ("add", HOT, node.device("d1"), "--port", "tcp:127.0.0.1", "--host", GPU1)
@@ -456,6 +567,27 @@ def test_a_removal_that_cannot_be_remembered_is_undone(
         patch.setattr("kvfs.export.node.save_exports", refuse)
         node.fails(3, "No space left", "remove", HOT)
     assert node.state() == "live"
+
+
+def test_a_disk_that_is_full_is_named_and_nothing_changes(
+    node: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.add()
+
+    def refuse(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    node.fails(3, f"{node.file}: No space left", "add", HOT, "--host", GPU2)
+    assert list(node.kvfs.folder.glob(".exports*")) == []
+
+
+def test_the_file_may_be_a_link(node: Storage) -> None:
+    kept = node.kvfs.device("kept.yaml")
+    node.file.symlink_to(kept)
+    node.add()
+    assert node.file.is_symlink()
+    assert HOT in kept.read_text()
 
 
 def test_what_cannot_be_undone_is_said(

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
 from blockdev.errors import FabricsError, HostRefused, PoolBusy, TargetUnreachable
+from blockdev.lease import Leases
+from blockdev.nvme import Completed
 from blockdev.testing.nvme import FakeFabric
 from kvfs import targets
 from kvfs.cli import target as command
@@ -81,10 +86,18 @@ def test_dry_runs_show_the_commands(kvfs: Kvfs, fake: FakeFabric, tmp_path: Path
     shown = kvfs.ok("target", "disconnect", URI, "--dry-run", "--json").json
     assert shown["commands"] == [{"command": f"nvme disconnect -n {NQN}"}]
     assert len(kvfs.ok("target", "list", "-H").rows) == 3
+    shown = kvfs.ok("target", "connect", f"{URI};%24(x)", "--dry-run", "-H").out
+    assert f" -n '{NQN};$(x)' " in shown, "a shell takes it for one word"
 
 
 def test_a_key_on_the_command_line_is_refused(kvfs: Kvfs, fake: FakeFabric) -> None:
     kvfs.fails(USAGE, "a secret may not stand here", "target", "connect", URI, "--host-key", "DHHC-1:00:x:")
+    for uri in (
+        f"{URI}?secret=DHHC-1:00:x:",
+        f"{URI}?host-key=DHHC-1:00:x:#",
+        "nvme+tcp://h/?k=DHHC-1:00:x:",
+    ):
+        assert "DHHC-1:00" not in kvfs.fails(USAGE, "", "target", "connect", uri).err
     kvfs.fails(USAGE, "is not a target", "target", "connect", "192.0.2.1")
     kvfs.fails(USAGE, "is not a target", "target", "disconnect", "192.0.2.1")
 
@@ -170,17 +183,32 @@ def test_a_pool_goes_on_without_a_target(
     assert kvfs("pool", "status", "hot", "-H", "-o", "state").rows == [["missing"], ["live"]]
 
 
+@pytest.mark.parametrize("by_link", [False, True])
 def test_what_a_mounted_pool_uses_is_not_disconnected(
-    kvfs: Kvfs, fake: FakeFabric, monkeypatch: pytest.MonkeyPatch
+    kvfs: Kvfs, fake: FakeFabric, monkeypatch: pytest.MonkeyPatch, by_link: bool
 ) -> None:
     make_pool(kvfs, 1)
     path = kvfs.ok("target", "list", "-H", "-o", "device").rows[0][0]
+    if by_link:
+        link = kvfs.device("nvme-by-id")
+        link.symlink_to(path)
+        path = str(link)
     mount = kvfs.state.known("hot").mount("/mnt/kv")
     found = Found(mount, MountRecord(1, "/mnt/kv", 0.0), alive=True)
     monkeypatch.setattr(command, "live_mounts", lambda _: [found])
     monkeypatch.setattr(command, "ask", lambda *_: {"devices": [{"path": path}]})
     kvfs.fails(EXIT_CODES[PoolBusy], "in use: pool 'hot' is mounted on /mnt/kv", "target", "disconnect", NQN)
     assert len(kvfs.ok("target", "list", "-H").rows) == 3
+
+
+def test_what_an_engine_has_open_is_not_disconnected(kvfs: Kvfs, fake: FakeFabric) -> None:
+    make_pool(kvfs, 1)
+    pool = kvfs.ok("pool", "status", "hot", "--json").json["pool"]["uuid"]
+    with Leases.open(kvfs.state.known("hot").path, UUID(pool)) as leases:
+        leases.join("open in an engine")
+        busy = f"pool 'hot' is open in process {os.getpid()}"
+        kvfs.fails(EXIT_CODES[PoolBusy], busy, "target", "disconnect", NQN)
+    kvfs.ok("target", "disconnect", NQN)
 
 
 def test_another_hosts_pool_is_refused_with_what_to_do(kvfs: Kvfs, fake: FakeFabric, tmp_path: Path) -> None:
@@ -193,3 +221,49 @@ def test_another_hosts_pool_is_refused_with_what_to_do(kvfs: Kvfs, fake: FakeFab
     there.ok("pool", "take", "hot", f"{URI}/1", "--force")
     kvfs.fails(61, "take the pool over with 'kvfs pool take hot --force'", "pool", "status", "hot")
     assert there.ok("pool", "status", "hot", "-H", "-o", "state").rows == [["live"]]
+
+
+def test_what_a_hostile_target_says_is_shown_and_does_nothing(
+    kvfs: Kvfs, fake: FakeFabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {
+        "trtype": "tcp",
+        "subtype": "nvme subsystem",
+        "portid": 1,
+        "trsvcid": "4420",
+        "traddr": "192.0.2.1",
+    }
+    names = ["nqn.\x1b[31mred", "iqn.other", "", NQN]
+    records = [said | {"subnqn": name} for name in names]
+    records += [
+        said | {"subnqn": NQN} | odd for odd in ({"traddr": "a b"}, {"trsvcid": "none"}, {"trtype": "fc"})
+    ]
+    answer = Completed(0, json.dumps({"records": records}), "")
+    monkeypatch.setattr(FakeFabric, "_discover", lambda *_: answer)
+    rows = kvfs.ok("target", "discover", "nvme+tcp://192.0.2.1", "-H", "-o", "nqn,uri").rows
+    assert rows[:4] == [[r"nqn.\x1b[31mred", "-"], ["iqn.other", "-"], ["-", "-"], [NQN, URI]]
+    assert [uri for _, uri in rows[4:]] == ["-", "-", "-"]
+    fake.subsystems[0].hosts = set()
+    monkeypatch.setattr(fake.subsystems[0], "nqn", "nqn.moved")
+    result = kvfs.fails(EXIT_CODES[HostRefused], "it offers", "target", "connect", f"{URI}x")
+    assert r"nqn.\x1b[31mred" in result.err
+    assert "\x1b" not in result.err
+
+
+def test_transports_that_kvfs_does_not_connect_by_are_listed(kvfs: Kvfs, fake: FakeFabric) -> None:
+    kvfs.ok("target", "connect", BOTH)
+    first, second = sorted((fake.folder / "sys/class/nvme").glob("*/transport"))
+    second.write_text("rdma\n")
+    uris = [row[0] for row in kvfs.ok("target", "list", "-H", "-o", "uri").rows]
+    assert all(uri.startswith(f"{URI}/") for uri in uris), "a name has one transport"
+    first.write_text("fc\n")
+    second.write_text("fc\n")
+    assert kvfs.ok("target", "list", "-H", "-o", "nqn,uri").rows == [[NQN, "-"]] * 3
+
+
+def test_a_drive_of_this_host_is_not_disconnected(kvfs: Kvfs, fake: FakeFabric) -> None:
+    kvfs.ok("target", "connect", URI)
+    (transport,) = (fake.folder / "sys/class/nvme").glob("*/transport")
+    transport.write_text("pcie\n")
+    kvfs.ok("target", "disconnect", NQN)
+    assert ["disconnect", "-n", NQN] not in fake.commands

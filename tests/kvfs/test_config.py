@@ -175,6 +175,7 @@ def test_optional_key_without_value_has_its_default():
         (LEAST + "\tname: x", "x:3: not valid YAML: "),
         (LEAST + "---\nname: b", "x:3: not valid YAML: "),
         ("name: \x01", "x: not valid YAML: "),
+        ("[" * 5000, "x: nested too deep"),
     ],
 )
 def test_refuses_with_file_and_line(text, message):

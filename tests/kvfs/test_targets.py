@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from blockdev.errors import (
     TargetUnreachable,
     WrongTransport,
 )
-from blockdev.nvme import Portal, Timers, Transport, parse_namespace, parse_target
+from blockdev.nvme import Portal, Sysfs, Timers, Transport, parse_namespace, parse_target
 from blockdev.testing.nvme import HOST, FakeFabric
 from kvfs import targets
 from kvfs.targets import Fabric, Settings, health, resolved, target_of
@@ -77,8 +78,9 @@ async def test_a_connection_is_made_when_its_namespaces_are_there(host: Fabric, 
 
 
 async def test_a_namespace_that_does_not_appear_is_told(
-    host: Fabric, fake: FakeFabric, autojump_clock: trio.testing.MockClock, expect_log: ExpectLog
+    host: Fabric, fake: FakeFabric, monkeypatch: pytest.MonkeyPatch, expect_log: ExpectLog
 ) -> None:
+    monkeypatch.setattr(targets, "APPEAR_TIMEOUT", 0.2)
     fake.subsystems[0].unseen = {2}
     expect_log("has no namespace 2: it has 1")
     await host.connect(parse_target(URI), SETTINGS)
@@ -234,6 +236,39 @@ async def test_why_a_namespace_is_not_there(host: Fabric, monkeypatch: pytest.Mo
     assert trio.current_time() >= began + targets.APPEAR_TIMEOUT
 
 
+async def test_a_namespace_whose_target_is_away_is_not_there(
+    host: Fabric, fake: FakeFabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its device is, as long as the kernel tries to connect again, and gives errors."""
+    monkeypatch.setattr(targets, "REACH_TIMEOUT", 0.2)
+    name = parse_namespace(f"{URI}/1")
+    await host.connect(name.target, SETTINGS)
+    fake.set_state(FIRST, "connecting")
+    reason = (await host.attach([name], SETTINGS))[name]
+    assert isinstance(reason, TargetUnreachable)
+    assert "its connection is lost" in str(reason)
+    fake.set_state(FIRST, "live")
+    assert (await host.attach([name], SETTINGS))[name] == host.find(name)
+
+
+async def test_namespaces_that_changed_places_are_looked_for(
+    host: Fabric, fake: FakeFabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the kernel has it after a reconnect to a target that numbers its namespaces otherwise now: none."""
+    name = parse_namespace(f"{URI}/1")
+    await host.connect(name.target, SETTINGS)
+    fake.subsystems[0].unseen = {1, 2}
+    fake.refresh()
+
+    def rescan(_: Sysfs, controller: str) -> None:
+        assert controller == "nvme1"
+        fake.subsystems[0].unseen = set()
+        fake.refresh()
+
+    monkeypatch.setattr(Sysfs, "rescan", rescan)
+    assert isinstance((await host.attach([name], SETTINGS))[name], Path)
+
+
 async def test_without_connecting(host: Fabric) -> None:
     name = parse_namespace(f"{URI}/1")
     assert "is not connected: connect it with 'kvfs target connect" in str(host.find(name))
@@ -271,6 +306,26 @@ async def test_names_become_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await resolved(loop) == loop
     with pytest.raises(TargetUnreachable, match="no such host"):
         await resolved(parse_target(f"nvme+tcp://kvfs-test.invalid/{NQN}"))
+    for name in ("a..b", "x" * 64):
+        with pytest.raises(TargetUnreachable, match="no name that a host can have"):
+            await resolved(parse_target(f"nvme+tcp://{name}/{NQN}"))
+    near = await resolved(parse_target(f"nvme+tcp://[fe80::1%lo]/{NQN}"))
+    assert near.portals[0].address == "fe80::1%lo", "it says by which interface"
+
+
+async def test_the_order_of_a_names_addresses_does_not_matter(
+    host: Fabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses = [FIRST.address, SECOND.address]
+
+    async def look_up(*_: object, **_options: object) -> list[tuple[object, ...]]:
+        addresses.reverse()
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, 4420)) for one in addresses]
+
+    monkeypatch.setattr(trio.socket, "getaddrinfo", look_up)
+    for _ in range(2):
+        await host.connect(parse_target(f"nvme+tcp://storage/{NQN}"), SETTINGS)
+    assert connections(host) == 1
 
 
 async def test_reaching_for_real() -> None:
