@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 import select
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import trio
@@ -192,13 +193,12 @@ class VerbsConnection:
 
     async def completion(self) -> bytes:
         while not self._answers:
-            self._check()
-            self._poll()
+            if self._closers:
+                self._poll()  # first of all: what came before the end still counts
             if not self._answers:
-                try:
+                self._check()
+                with suppress(trio.ClosedResourceError):
                     await trio.lowlevel.wait_readable(self._news)
-                except trio.ClosedResourceError:
-                    self._check()
                 self._take_news()
         return self._answers.popleft()
 
@@ -262,25 +262,30 @@ class VerbsConnection:
         """Take in all that has ended."""
         try:
             with translated(self._library, f"{self._name}: completions"):
-                while True:
+                count = _BATCH
+                while count == _BATCH:
                     count, ended = self._cq.poll(_BATCH)
-                    for one in ended:
-                        self._take(one)
-                    if count < _BATCH:
-                        return
+                    self._take(ended)
         except TransportBroken as error:
             self._break(error)
 
-    def _take(self, ended: WC) -> None:
-        if ended.status != WorkStatus.SUCCESS:
-            status = WorkStatus(ended.status)
+    def _take(self, ended: Iterable[WC]) -> None:
+        """:raises TransportBroken: says what went wrong first: behind that, all the rest is flushed"""
+        bad: list[WorkStatus] = []
+        received: list[int] = []
+        for one in ended:
+            if one.status != WorkStatus.SUCCESS:
+                bad.append(WorkStatus(one.status))
+            elif one.wr_id & _RECEIVE:
+                received.append(one.wr_id & ~_RECEIVE)
+            else:
+                self._slots.sent(one.wr_id)
+        self._answers.extend(self._slots.answer(number) for number in received)
+        if bad:
+            status = next((one for one in bad if one is not WorkStatus.FLUSHED), WorkStatus.FLUSHED)
             raise TransportBroken(f"{self._name}: {in_words(status)}", status)
-        if not ended.wr_id & _RECEIVE:
-            self._slots.sent(ended.wr_id)
-            return
-        number = ended.wr_id & ~_RECEIVE
-        self._answers.append(self._slots.answer(number))
-        self._pair.post_recv(self._slots.receives[number])
+        for number in received:
+            self._pair.post_recv(self._slots.receives[number])
 
 
 async def connect(library: Library, device: Device, way: Way, request: CmRequest) -> VerbsConnection:

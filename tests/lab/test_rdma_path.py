@@ -81,24 +81,29 @@ def test_what_cannot_be_had_says_why_and_leaves_nothing(target: Guest) -> None:
         assert words in said.stdout, said
 
 
-@pytest.mark.parametrize("group", ["null", "ffdhe2048"])
-def test_a_target_that_demands_a_key(target: Guest, group: str) -> None:
-    """The kernel's target lets in who has its key, proves itself, and nobody else."""
-    nqn, host = f"{NQN}-key-{group}", host_nqn(target)
-    key, other = (target.run("nvme", "gen-dhchap-key", "-n", host).stdout.strip() for _ in range(2))
-    its = target.run("nvme", "gen-dhchap-key", "-n", nqn).stdout.strip()
-    for name, secret in (("key", key), ("other", other), ("its", its)):
+@pytest.fixture(params=["null", "ffdhe2048"])
+def locked(target: Guest, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The name of a namespace behind a target that demands a key; keys are in /etc/kvfs: `key`, `its`, and `other`."""
+    group, host = request.param, host_nqn(target)
+    nqn = f"{NQN}-key-{group}"
+    secrets = {name: target.run("nvme", "gen-dhchap-key").stdout.strip() for name in ("key", "its", "other")}
+    for name, secret in secrets.items():
         target.write(f"/etc/kvfs/{name}", secret.encode())
         target.sh(f"chmod 600 /etc/kvfs/{name}")
-    target.sh("rmdir /sys/kernel/config/nvmet/hosts/* 2> /dev/null || true")
+    device = target.sh(f"truncate -s 16M /tmp/{group}; losetup -f --show /tmp/{group}").strip()
+    export(target, nqn, device, "rdma", key=secrets["key"], host=host)
     target.sh(
-        "losetup -f --show /tmp/backing || (truncate -s 16M /tmp/backing; losetup -f --show /tmp/backing)"
+        f"cd /sys/kernel/config/nvmet/hosts/{host}; echo -n '{secrets['its']}' > dhchap_ctrl_key;"
+        f"echo -n {group} > dhchap_dhgroup"
     )
-    export(
-        target, nqn, target.sh("losetup -n -O NAME -j /tmp/backing").split()[0], "rdma", key=key, host=host
+    yield uri(target, nqn)
+    target.sh(
+        f"cd /sys/kernel/config/nvmet; rm subsystems/{nqn}/allowed_hosts/* ports/*/subsystems/{nqn}; rmdir hosts/{host}"
     )
-    folder = f"/sys/kernel/config/nvmet/hosts/{host}"
-    target.sh(f"echo -n '{its}' > {folder}/dhchap_ctrl_key; echo -n {group} > {folder}/dhchap_dhgroup")
+
+
+def test_a_target_that_demands_a_key(target: Guest, locked: str) -> None:
+    """The kernel's target lets in who has its key, proves itself, and nobody else."""
     for verb, query, words in (
         ("had", "host-key=/etc/kvfs/key", ""),
         ("had", "host-key=/etc/kvfs/key&controller-key=/etc/kvfs/its", ""),
@@ -106,13 +111,9 @@ def test_a_target_that_demands_a_key(target: Guest, group: str) -> None:
         ("refused", "host-key=/etc/kvfs/key&controller-key=/etc/kvfs/other", "does not prove that it knows"),
         ("refused", "", "demands authentication: give the DH-HMAC-CHAP key"),
     ):
-        name = f"{uri(target, nqn)}&{query}"
-        said = target.run("python3", "-m", "tests.lab.inside.rdma_device", verb, name, seconds=SECONDS)
+        program = ("python3", "-m", "tests.lab.inside.rdma_device", verb, f"{locked}&{query}")
+        said = target.run(*program, seconds=SECONDS)
         assert words in said.stdout, said
-    target.sh(
-        f"rm /sys/kernel/config/nvmet/subsystems/{nqn}/allowed_hosts/*; rm /sys/kernel/config/nvmet/ports/*/subsystems/{nqn};"
-        f"rmdir {folder}"
-    )
 
 
 @pytest.fixture

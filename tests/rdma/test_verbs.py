@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import re
 import sys
 from collections import deque
@@ -15,11 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdma.errors import LockRefused, MemoryRefused, NoVerbs
+from rdma.errors import LockRefused, MemoryRefused, NoVerbs, TransportBroken
 from rdma.host_memory import address_of, host_memory
 from rdma.nvme_wire import CmRequest
 from rdma.verbs.connection import Slots
-from rdma.verbs.library import Library, load
+from rdma.verbs.library import Library, load, with_descriptor
 from rdma.verbs.memory import Memory
 from rdma.verbs.numbers import Access, WorkStatus, in_words
 from tests.test_project import ROOT
@@ -86,6 +88,61 @@ def test_what_is_used_of_pyverbs_is_in_the_stubs() -> None:
 
 def test_numbers_in_words() -> None:
     assert in_words(WorkStatus.NO_ANSWER_TO_RETRIES) == "no answer to retries (12)"
+
+
+# ── descriptors ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Channel:
+    """Opens a file, and as many others of its kind as something else in the process does at that moment."""
+
+    def __init__(self, path: Path, others: list[int]) -> None:
+        self._files = [path.open("rb") for _ in range(1 + (others.pop() if others else 0))]
+        self.descriptor = self._files[0].fileno()
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+
+
+class Failing:
+    """A library whose calls fail with `error_code`."""
+
+    SystemError = OSError
+
+    def __init__(self, error_code: int) -> None:
+        self.error_code = error_code
+
+    def __call__(self) -> Channel:
+        error = OSError("refused")
+        error.error_code = self.error_code  # type: ignore[attr-defined]
+        raise error
+
+
+@pytest.mark.parametrize("others", [[], [1], [2, 1]])
+def test_descriptors_are_found_and_never_block(tmp_path: Path, others: list[int]) -> None:
+    path = tmp_path / "channel"
+    path.touch()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    made, descriptor = with_descriptor(cast("Any", Failing(0)), lambda: Channel(path, others), str(path))
+    assert descriptor == made.descriptor
+    assert not os.get_blocking(descriptor)
+    made.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+@pytest.mark.parametrize(
+    "error_code, error, words",
+    [
+        (errno.ENODEV, NoVerbs, "modprobe rdma_ucm"),
+        (errno.EACCES, NoVerbs, "run it as root, or give its user the right"),
+        (errno.EMFILE, TransportBroken, "Too many open files"),
+    ],
+)
+def test_channels_that_the_system_refuses(error_code: int, error: type[Exception], words: str) -> None:
+    failing = Failing(error_code)
+    with pytest.raises(error, match=words):
+        with_descriptor(cast("Any", failing), failing, "/dev/infiniband/rdma_cm")
 
 
 # ── sends ────────────────────────────────────────────────────────────────────────────────────────────────────
