@@ -245,6 +245,13 @@ class FrameTable:
                 self._idle[frame] = None
                 self._idle.move_to_end(frame, last=False)
 
+    def demote(self, keys: Iterable[SlotRef]) -> None:
+        """Let these be the next to go, if they are idle."""
+        for key in keys:
+            frame = self._found.get(key)
+            if frame is not None and frame in self._idle:
+                self._idle.move_to_end(frame, last=False)
+
     def io_began(self, frame: Frame) -> None:
         """An I/O on a pinned frame was given up and has not returned.
 

@@ -202,6 +202,18 @@ class FrameCache:
         """What was fetched is not expected to be asked for any more: it is the next to go, if nobody does."""
         self._table.give_up(slot)
 
+    def demote(self, slots: Iterable[SlotRef]) -> None:
+        """These are worth less than all else that nobody uses: they are the next to go."""
+        self._table.demote(slots)
+
+    def is_loading(self, slot: SlotRef) -> bool:
+        """Whether the extent in a slot is on its way, so that `get` would wait for it and read nothing."""
+        return slot in self._loads
+
+    def passed_by(self, slot: SlotRef, length: int) -> None:
+        """Somebody reads an extent that is not here without bringing it here."""
+        self._table.watcher.missed(slot, length)
+
     @property
     def reading(self) -> int:
         """Extents that are being read, for whomever."""

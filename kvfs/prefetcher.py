@@ -184,17 +184,25 @@ class Prefetcher:
     # ── what is expected ─────────────────────────────────────────────────────────────────────────────────
 
     @harmless
-    def want(self, block: Hashable, records: Iterable[Descriptor], source: Source, chance: float) -> None:
+    def want(
+        self,
+        block: Hashable,
+        records: Iterable[Descriptor],
+        source: Source,
+        chance: float,
+        deadline: float = math.inf,
+    ) -> None:
         """These objects, which are one block, will be wanted, after all that is wanted already.
 
         Objects with so many extents that their record does not list them are not fetched: who reads one is read ahead of.
 
         :param chance: 0 to 1
+        :param deadline: when they will not be wanted any more, by the clock; at most `PATIENCE` from now
         """
         now = self._clock()
         if not self.is_on or len(self._extents) >= WANTS or not self._planner.allows(source, now):
             return
-        deadline = now + PATIENCE + len(self._planner) * STEP
+        deadline = min(deadline, now + PATIENCE) + len(self._planner) * STEP
         step = self._frames.frame_size
         for record in records:
             for index, extent in enumerate(() if record.indexed else record.extents):

@@ -27,7 +27,7 @@ from kvfs import embed
 from kvfs.errors import CacheClosed
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
     from contextlib import AbstractAsyncContextManager
 
     from kvfs.cache import Arrivals, Cache, CacheStatistics, Got, Key, Pair, Pin
@@ -56,6 +56,13 @@ class BlockingCache:
 
     def pin(self, key: Key) -> BlockingPin:
         return BlockingPin(self._call(self._cache.pin, key), self)
+
+    def begin(self, request: Hashable, keys: Iterable[Key], *, deadline: float = math.inf) -> int:
+        """:param deadline: seconds from now"""
+        return self._call(lambda: self._cache.begin(request, keys, deadline=_at(deadline)))
+
+    def end(self, request: Hashable, stop_reason: str = "") -> None:
+        self._call(self._cache.end, request, stop_reason)
 
     def hint(self, keys: Iterable[Key]) -> None:
         self._call(self._cache.hint, keys)
