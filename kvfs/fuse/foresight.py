@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from blockdev.types import Descriptor, DirectoryId
     from kvfs.prefetcher import Prefetcher
 
-BLOCKS = 1 << 17
+BLOCKS = 1 << 16
 """That are known at once. What is forgotten is found in the catalogue again, but for the order in which it was read."""
 FILES = 64
 """Of one block, at most: ranks, groups of layers, halves."""
@@ -50,20 +50,26 @@ class Foresight:
         self._prefetcher = prefetcher
         self._chains = Chains(self._recall, BLOCKS)
         self._streams = Streams(self._chains)
-        self._places: OrderedDict[bytes, set[tuple[DirectoryId, bytes]]] = OrderedDict()
+        self._places: OrderedDict[bytes, tuple[tuple[DirectoryId, bytes], ...]] = OrderedDict()
         """The files of each block, as far as they were seen."""
 
     def looked_up(self, record: Descriptor, thread: int) -> bool:
-        """A name was looked up; whether the kernel is to ask again each time, so that the next look-up is seen, too."""
+        """A name was looked up; whether the kernel is to ask again, so that the next look-up is seen, too.
+
+        With a first block that is so until it is seen a second time and nobody has gone on from there: most names that are
+        looked up in no order are no beginnings.
+        """
         if not self._prefetcher.is_on or record.kind is not Kind.HEAD:
             return False
         try:
+            is_new = block_id(record.name) not in self._places
             block = self._seen(record)
             progress = self._streams.wanted(block, thread)
             self._follow(progress)
             if progress.sure:
                 self._want_listed(block, progress.position)
-            return is_sentinel(progress.position)
+            may_begin = progress.position > 0 or is_new or progress.again or self._streams.is_head(block)
+            return may_begin and is_sentinel(progress.position)
         except Exception as error:  # noqa: BLE001 - whatever it was, the look-up is answered
             self._prefetcher.fail(error)
             return False
@@ -92,9 +98,9 @@ class Foresight:
         return any(record.btime_ns - before.btime_ns <= PAUSE for before in self._files(predecessor))
 
     def _note(self, block: bytes, record: Descriptor) -> None:
-        places = self._places.setdefault(block, set())
-        if len(places) < FILES:
-            places.add((record.directory, record.name))
+        places, place = self._places.get(block, ()), (record.directory, record.name)
+        if place not in places and len(places) < FILES:
+            self._places[block] = (*places, place)
         if len(self._places) > BLOCKS:
             self._places.popitem(last=False)
 
@@ -127,14 +133,11 @@ class Foresight:
 
     def _files(self, block: bytes) -> list[Descriptor]:
         """The files of a block, as far as they are known and there."""
-        places = self._places.get(block, set())
-        found = []
-        for place in [*places]:
-            record = self._pool.lookup(*place)
-            if record is not None and record.kind is Kind.HEAD:
-                found.append(record)
-            else:
-                places.discard(place)
+        places = self._places.get(block, ())
+        there = [(place, self._pool.lookup(*place)) for place in places]
+        found = [record for _, record in there if record is not None and record.kind is Kind.HEAD]
+        if len(found) < len(places):
+            self._places[block] = tuple(place for place, record in there if record in found)
         return found
 
     def _want(self, block: bytes, source: Source, chance: float) -> None:

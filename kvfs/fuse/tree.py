@@ -55,7 +55,7 @@ class Tree:
             volume.versions.pin(found.record)
             volume.retries.found(retry, functools.partial(volume.versions.unpin, found.record))
         if retry is None and found is not None and found.draft is None and found.record is not None:
-            found.sentinel |= volume.foresight.looked_up(found.record, caller.thread)
+            found.sentinel = volume.foresight.looked_up(found.record, caller.thread)
         return found
 
     async def writable(self, directory: DirectoryId, name: bytes, caller: Caller) -> Inode | None:

@@ -17,7 +17,7 @@ from kvfs.fuse.inodes import Inode
 from kvfs.fuse.link import PlainLink
 from kvfs.fuse.mount import Mount, MountOptions
 from kvfs.fuse.volume import Caller
-from kvfs.prefetch.streams import is_sentinel
+from kvfs.prefetch.streams import READERS, is_sentinel
 from kvfs.prefetcher import Mode
 from tests.conftest import ExpectLog
 from tests.kvfs.fake_pool import EXTENT, FakePool
@@ -164,6 +164,29 @@ async def test_the_kernel_is_told_to_ask_again_for_sentinels(autojump_clock: tri
             assert (attributes.of(inode).entry_timeout == 0) is is_sentinel(number)
             inode = await b.look_up(name)  # it does
             assert (attributes.of(inode).entry_timeout == 0) is is_sentinel(number)
+
+
+async def test_names_looked_up_in_no_order_are_asked_for_twice_at_most(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    names = [b"%d" % number for number in range(3 * READERS)]
+    async with mounted(await stored(names)) as b:
+        attributes = Attributes(b.mount.volume, RootAttributes(0o040755, 0, 0, 0))
+        for times in range(3):
+            for number in range(0, 3 * READERS, 2):
+                entry = attributes.of(await b.look_up(names[number]))
+                assert (entry.entry_timeout == 0) is (times == 0)
+
+
+async def test_the_beginning_of_what_is_read_is_always_asked_for(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with mounted(await stored(NAMES)) as b:
+        attributes = Attributes(b.mount.volume, RootAttributes(0o040755, 0, 0, 0))
+        for _ in range(4):
+            for number, name in enumerate(NAMES):
+                if is_sentinel(number):
+                    assert attributes.of(await b.look_up(name)).entry_timeout == 0
 
 
 async def test_all_ranks_and_halves_of_a_block_go_together(autojump_clock: trio.testing.MockClock) -> None:
