@@ -17,6 +17,7 @@ import logging
 import math
 import threading
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol
@@ -178,8 +179,11 @@ class Prefetcher:
         """Give up, for good."""
         if not self.failed:
             log.error("nothing is fetched ahead any more until the next mount", exc_info=error)
-        self.failed = True
-        self._frames.watch(NobodyWatches())
+            self.failed = True
+            self._frames.watch(NobodyWatches())
+            with suppress(Exception):  # whatever is wrong with it
+                for slot in self._ledger:
+                    self._frames.give_up(slot)
 
     # ── what is expected ─────────────────────────────────────────────────────────────────────────────────
 
