@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from kvfs.cache import Arrivals, Cache, CacheStatistics, Got, Key, Pair, Pin
     from kvfs.cache.buffers import Buffer
+    from kvfs.cache.layers import Layers
     from kvfs.config import Config
     from rdma.buffers import Lease
 
@@ -82,6 +83,14 @@ class BlockingCache:
             yield arrivals
 
     @contextmanager
+    def layers(
+        self, layers: Iterable[Iterable[Pair]], *, deadline: float = math.inf
+    ) -> Iterator[BlockingLayers]:
+        """:param deadline: seconds from now"""
+        with self._entered(lambda: self._cache.layers(layers, deadline=_at(deadline))) as coming:
+            yield BlockingLayers(coming, self)
+
+    @contextmanager
     def prefetch_into(
         self, pairs: Iterable[Pair], *, deadline: float = math.inf
     ) -> Iterator[BlockingArrivals]:
@@ -110,13 +119,18 @@ class BlockingCache:
     def _arrivals(
         self, make: Callable[[], AbstractAsyncContextManager[Arrivals]]
     ) -> Iterator[BlockingArrivals]:
-        async def enter() -> tuple[AbstractAsyncContextManager[Arrivals], Arrivals]:
+        with self._entered(make) as arrivals:
+            yield BlockingArrivals(arrivals, self)
+
+    @contextmanager
+    def _entered(self, make: Callable[[], AbstractAsyncContextManager[T]]) -> Iterator[T]:
+        async def enter() -> tuple[AbstractAsyncContextManager[T], T]:
             context = make()
             return context, await context.__aenter__()
 
-        context, arrivals = self._wait(enter)
+        context, entered = self._wait(enter)
         try:
-            yield BlockingArrivals(arrivals, self)
+            yield entered
         finally:  # the outcome of the block is the caller's affair: the context only has to end
             self._wait(lambda: context.__aexit__(None, None, None))
 
@@ -160,6 +174,20 @@ class BlockingArrivals:
 
     async def _next(self) -> Got | None:
         return await anext(self._arrivals, None)
+
+
+class BlockingLayers:
+    """See `kvfs.cache.layers.Layers`."""
+
+    def __init__(self, layers: Layers, cache: BlockingCache) -> None:
+        self._layers = layers
+        self._cache = cache
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def ready(self, layer: int) -> list[Got]:
+        return self._cache._wait(lambda: self._layers.ready(layer))
 
 
 class BlockingPin:

@@ -34,6 +34,7 @@ from kvfs.cache.buffers import Buffer, readable, writable
 from kvfs.cache.folders import Finder
 from kvfs.cache.gpu import DriverOf
 from kvfs.cache.keys import Key, Namespace, Place, place_of
+from kvfs.cache.layers import Layers
 from kvfs.cache.putting import Putter
 from kvfs.cache.reading import Arrivals, CacheReader, Got, Job, Pair
 from kvfs.cache.requests import Requests
@@ -225,6 +226,20 @@ class Cache:
         """
         async with self._reader.stream(self._jobs(pairs), Priority.DEMAND, deadline) as arrivals:
             yield arrivals
+
+    @asynccontextmanager
+    async def layers(
+        self, layers: Iterable[Iterable[Pair]], *, deadline: float = math.inf
+    ) -> AsyncIterator[Layers]:
+        """As `stream`, for objects that are the layers of a request: they are read in this order, and each layer can be waited
+        for. Every one arrives, or its outcome says why not; leaving the block ends those that have not.
+
+        :raises BadBuffer: for one of them, before anything is read
+        """
+        each = [[*pairs] for pairs in layers]
+        every = [pair for pairs in each for pair in pairs]
+        async with self.stream(every, deadline=deadline) as arrivals:
+            yield Layers(arrivals, [len(pairs) for pairs in each])
 
     @asynccontextmanager
     async def prefetch_into(

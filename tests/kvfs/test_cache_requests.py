@@ -125,3 +125,47 @@ async def test_requests_have_names(tmp_path: Path) -> None:
         ):
             with pytest.raises(CacheClosed):
                 call()
+
+
+async def test_layers_can_be_waited_for(tmp_path: Path) -> None:
+    async with filled(tmp_path, 6) as cache:
+        buffers = [direct(EXTENT) for _ in range(7)]
+        keys = [digest(number) for number in (0, 1, 2, 3, 99, 4, 5)]
+        pairs = [*zip(keys, buffers, strict=True)]
+        async with cache.layers([pairs[:2], pairs[2:5], [], pairs[5:]]) as layers:
+            assert len(layers) == 4
+            assert await layers.ready(2) == []
+            assert [got.key for got in await layers.ready(3)] == keys[5:]
+            second = await layers.ready(1)
+            assert [got.index for got in second] == [2, 3, 4]
+            assert [got.length for got in second] == [EXTENT, EXTENT, 0]
+            with pytest.raises(IndexError):
+                await layers.ready(4)
+            assert [got.length for got in await layers.ready(0)] == [EXTENT] * 2
+
+
+async def test_several_wait_for_layers(tmp_path: Path) -> None:
+    async with filled(tmp_path, 6) as cache:
+        pairs = [(digest(number), direct(EXTENT)) for number in range(6)]
+        came: list[int] = []
+
+        async def compute(layer: int) -> None:
+            [got] = await layers.ready(layer)
+            assert got.length == EXTENT
+            came.append(layer)
+
+        async with cache.layers([[pair] for pair in pairs]) as layers, trio.open_nursery() as nursery:
+            for layer in (5, 0, 3, 1, 4, 2):
+                nursery.start_soon(compute, layer)
+        assert sorted(came) == [*range(6)]
+
+
+async def test_layers_that_are_left_leave_nothing_behind(tmp_path: Path) -> None:
+    bench = await made(tmp_path, regions=8)
+    async with bench.open() as opened, cache_of(opened.pool, frames=FRAMES) as cache:
+        await cache.put(digest(0), direct(EXTENT))
+        bench.devices[0].inject(Fault(delay=0.2), operation=Operation.READ)
+        with pytest.raises(ZeroDivisionError):
+            async with cache.layers([[(digest(0), direct(EXTENT))]]):
+                raise ZeroDivisionError
+        assert cache.statistics().stream.running == 0
