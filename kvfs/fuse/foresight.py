@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from blockdev.types import Kind
 from kvfs.predecessors import block_id
-from kvfs.prefetch.chains import KNOWN, Chains
+from kvfs.prefetch.chains import Chains
 from kvfs.prefetch.planner import Source
 from kvfs.prefetch.streams import KNOWN_TOGETHER, Progress, Streams, is_sentinel
 
@@ -30,8 +30,8 @@ FILES = 64
 """Of one block, at most: ranks, groups of layers, halves."""
 PAUSE = 10**9
 """Nanoseconds between two blocks of one writer after which the second is taken for another context's."""
-CHANCES = ((8, 0.89), (4, 0.86), (KNOWN, 0.81))
-"""That what follows a number of blocks is wanted; measured on conversations."""
+CHANCE = 0.9
+"""That what follows is wanted. The same for all: what is wanted sooner goes first, whoever has confirmed more."""
 
 
 class Catalogue(Protocol):
@@ -125,11 +125,9 @@ class Foresight:
 
     def _follow(self, progress: Progress) -> None:
         self._prefetcher.cancel(progress.cancel)
-        if progress.fetch:
-            chance = next(chance for known, chance in CHANCES if progress.position + 1 >= known)
-            for block in progress.fetch:
-                assert isinstance(block, bytes)
-                self._want(block, Source.CHAIN, chance)
+        for block in progress.fetch:
+            assert isinstance(block, bytes)
+            self._want(block, Source.CHAIN, CHANCE)
 
     def _files(self, block: bytes) -> list[Descriptor]:
         """The files of a block, as far as they are known and there."""

@@ -146,6 +146,18 @@ async def test_looking_up_two_names_loads_them_and_what_follows(
         assert [number for number in range(40) if b.has(NAMES[number])] == list(range(10))
 
 
+async def test_what_will_be_read_first_is_there_first(autojump_clock: trio.testing.MockClock) -> None:
+    """Where not all that is looked up has room, and loads take longer and longer."""
+    async with mounted(await stored(NAMES)) as b:
+        limit = b.mount.prefetcher._unused_limit = 16
+        for name in NAMES:
+            await b.look_up(name)
+            await trio.sleep(0.001)
+        await trio.sleep(1)
+        assert b.mount.prefetcher.statistics().expected == len(NAMES) - limit
+        assert [number for number, name in enumerate(NAMES) if b.has(name)] == list(range(limit))
+
+
 async def test_looking_up_sentinels_only_loads_all(autojump_clock: trio.testing.MockClock) -> None:
     """The kernel answers for the others."""
     async with mounted(await stored(NAMES)) as b:
