@@ -19,6 +19,7 @@ from kvfs.mountpoint import unmount_command, unmount_refused
 from kvfs.report import GAUGES, describe_pool, scrub_report, statistics_of
 from kvfs.sd_notify import notify
 from kvfs.state import MountRecord
+from kvfs.warming import warm
 from kvfs.watch import Watch
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ class Service:
             "stats": self._stats,
             "commit": self._commit,
             "scrub": self._scrub,
+            "prefetch": self._prefetch,
             "unmount": self._unmount,
         }
 
@@ -133,6 +135,9 @@ class Service:
 
     async def _scrub(self, _arguments: Json, report: Report) -> Json:
         return await scrub_report(self._pool, report)
+
+    async def _prefetch(self, arguments: Json, report: Report) -> Json:
+        return await warm(self._pool, self._frames, arguments["paths"], report)
 
     async def _unmount(self, _arguments: Json, _report: Report) -> Json:
         """Not lazily: whoever has a file open must not lose it without being told."""

@@ -6,15 +6,17 @@ import os
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
 from blockdev.tasks import background
 from kvfs.assemble import assembled
 from kvfs.cache import Cache
+from kvfs.cache.api import Tier
 from kvfs.cache.reading import PoolSource
 from kvfs.config import Config, load_config
+from kvfs.prefetcher import Mode, Prefetcher
 from kvfs.state import PoolFolder, StateDirectory, default_root
 from kvfs.watch import Watch
 from rdma.buffers import Arena, allocate
@@ -62,8 +64,8 @@ async def open_cache(
     arena = _arena(buffers)
     try:
         # The outer one only sees to it that errors leave as themselves: the inner nurseries put them into groups.
-        async with background(), _members(folder, config) as (assembly, stream):
-            cache = Cache(assembly.pool, assembly.frames, stream, namespace, arena)
+        async with background(), _members(folder, config) as (assembly, stream, prefetcher):
+            cache = Cache(assembly.pool, Tier(assembly.frames, prefetcher), stream, namespace, arena)
             try:
                 yield cache
             finally:
@@ -73,13 +75,21 @@ async def open_cache(
             arena.close()
 
 
+class _Parts(NamedTuple):
+    assembly: Assembly
+    stream: Stream[PoolExtent]
+    prefetcher: Prefetcher
+
+
 @asynccontextmanager
-async def _members(folder: PoolFolder, config: Config) -> AsyncIterator[tuple[Assembly, Stream[PoolExtent]]]:
+async def _members(folder: PoolFolder, config: Config) -> AsyncIterator[_Parts]:
     async with assembled(folder, config, "used by an engine") as assembly:
         source = PoolSource(assembly.pool, assembly.frames)
         async with open_stream(source) as stream, trio.open_nursery() as nursery:
+            prefetcher = Prefetcher(assembly.frames, Mode(config.prefetch), trio.current_time)
+            nursery.start_soon(prefetcher.run)
             nursery.start_soon(Watch(assembly.pool, assembly.returning, config, assembly.opener).run)
-            yield assembly, stream
+            yield _Parts(assembly, stream, prefetcher)
             nursery.cancel_scope.cancel()
 
 

@@ -7,7 +7,7 @@ A frame is always in exactly one of these places:
 
     free     holds nothing; handed out next
     idle     holds a verified extent that nobody has pinned; found by look-ups, evicted coldest first, and those last
-             that were read before anybody asked, and that nobody has asked for yet
+             that are kept for somebody who has not asked yet
     pinned   somebody relies on its bytes: a reader, a writer's private frame, or a load that is filling it
     zombie   nobody has pinned it, but an I/O that was given up may still touch it: not reused until that I/O
              has returned
@@ -36,9 +36,10 @@ class Frame:
     :ivar key: the slot's use as which it is found; None while it is private or free
     :ivar unread: nobody has looked it up since it got its key
     :ivar ahead: it was read before anybody asked
+    :ivar kept: until somebody does, or it is given up, it goes last
     """
 
-    __slots__ = ("ahead", "key", "length", "pending", "pins", "unread", "view")
+    __slots__ = ("ahead", "kept", "key", "length", "pending", "pins", "unread", "view")
 
     def __init__(self, view: memoryview) -> None:
         self.view = view
@@ -48,6 +49,7 @@ class Frame:
         self.key: SlotRef | None = None
         self.unread = False
         self.ahead = False
+        self.kept = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,7 @@ class FrameTable:
         self._free = list(reversed(self.frames))
         self._idle: OrderedDict[Frame, None] = OrderedDict()
         self._awaiting: OrderedDict[Frame, None] = OrderedDict()
-        """Idle, but read before anybody asked, and nobody has."""
+        """Idle, but kept, and nobody has asked for it."""
         self._found: dict[SlotRef, Frame] = {}
         self.zombies = 0
         self.evicted = 0
@@ -218,7 +220,7 @@ class FrameTable:
         if resident is frame:
             frame.key = key
             frame.unread = True
-            frame.ahead = False
+            frame.ahead = frame.kept = False
         return resident
 
     def forget(self, keys: Iterable[SlotRef]) -> None:
@@ -237,12 +239,19 @@ class FrameTable:
     def give_up(self, key: SlotRef) -> None:
         """Nobody will ask for what was read before anybody had: it is the next to go. Nothing if somebody has."""
         frame = self._found.get(key)
-        if frame is not None and frame.ahead and frame.unread:
+        if frame is not None and frame.kept and frame.unread:
             self._tell(frame)
             is_idle = self._awaiting.pop(frame, self) is None
-            frame.ahead = False
+            frame.ahead = frame.kept = False
             if is_idle:
                 self._idle[frame] = None
+                self._idle.move_to_end(frame, last=False)
+
+    def demote(self, keys: Iterable[SlotRef]) -> None:
+        """Let these be the next to go, if they are idle."""
+        for key in keys:
+            frame = self._found.get(key)
+            if frame is not None and frame in self._idle:
                 self._idle.move_to_end(frame, last=False)
 
     def io_began(self, frame: Frame) -> None:
@@ -270,7 +279,7 @@ class FrameTable:
 
     def _shelf(self, frame: Frame) -> OrderedDict[Frame, None]:
         """Where a frame is while it is idle."""
-        return self._awaiting if frame.ahead and frame.unread else self._idle
+        return self._awaiting if frame.kept and frame.unread else self._idle
 
     def _tell(self, frame: Frame) -> None:
         if frame.ahead and frame.unread and frame.key is not None:

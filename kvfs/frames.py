@@ -191,7 +191,10 @@ class FrameCache:
         return begun
 
     def fetch(self, descriptor: Descriptor, index: int, slot: SlotRef) -> bool:
-        """As `read_ahead`, for who keeps count of what is under way; whether the load was begun."""
+        """As `read_ahead`, for who keeps count of what is under way; whether the load was begun.
+
+        What comes is kept longer than what has been used: whoever fetches says in the end that it is to be given up.
+        """
         if self._closed or slot in self._loads or self._table.find(slot) is not None or not self._can_spare():
             return False
         self._begin(descriptor, index, slot, self._table.take())
@@ -201,6 +204,18 @@ class FrameCache:
     def give_up(self, slot: SlotRef) -> None:
         """What was fetched is not expected to be asked for any more: it is the next to go, if nobody does."""
         self._table.give_up(slot)
+
+    def demote(self, slots: Iterable[SlotRef]) -> None:
+        """These are worth less than all else that nobody uses: they are the next to go."""
+        self._table.demote(slots)
+
+    def is_loading(self, slot: SlotRef) -> bool:
+        """Whether the extent in a slot is on its way, so that `get` would wait for it and read nothing."""
+        return slot in self._loads
+
+    def passed_by(self, slot: SlotRef, length: int) -> None:
+        """Somebody reads an extent that is not here without bringing it here."""
+        self._table.watcher.missed(slot, length)
 
     @property
     def reading(self) -> int:
@@ -417,6 +432,8 @@ class FrameCache:
     def _deliver(self, load: _Load, frame: Frame) -> None:
         """Pin the extent once for each reader that waits, before any of them runs, and give up the load's pin."""
         found = self._table.admit(frame, load.key)
+        for _ in range(load.waiters):
+            self._table.pin(found)
         if load.waiters:
             load.frame = found
             found.unread = False
@@ -425,10 +442,9 @@ class FrameCache:
                 self._table.watcher.used(load.key, late=True)
         elif found is frame:
             frame.ahead = load.ahead
+            frame.kept = load.ahead and not load.limited
         elif load.ahead:
             self._table.watcher.wasted(load.key)
-        for _ in range(load.waiters):
-            self._table.pin(found)
         self.unpin(frame)
 
     def _finish(self, load: _Load) -> None:

@@ -17,6 +17,7 @@ import logging
 import math
 import threading
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol
@@ -39,6 +40,8 @@ log = logging.getLogger(__name__)
 
 PATIENCE = 10.0
 """Seconds after which what was expected is not expected any more."""
+SAVES = 0.01
+"""Seconds that a reader is spared by an extent: the same for all, so that of what is as likely the earliest goes first."""
 STEP = 1e-6
 """Seconds between the deadlines of what is wanted one after the other."""
 UNUSED_SHARE = 4
@@ -178,8 +181,11 @@ class Prefetcher:
         """Give up, for good."""
         if not self.failed:
             log.error("nothing is fetched ahead any more until the next mount", exc_info=error)
-        self.failed = True
-        self._frames.watch(NobodyWatches())
+            self.failed = True
+            self._frames.watch(NobodyWatches())
+            with suppress(Exception):  # whatever is wrong with it
+                for slot in self._ledger:
+                    self._frames.give_up(slot)
 
     def has(self, record: Descriptor) -> bool:
         """Whether every extent that an object's record lists is in memory."""
@@ -188,17 +194,25 @@ class Prefetcher:
     # ── what is expected ─────────────────────────────────────────────────────────────────────────────────
 
     @harmless
-    def want(self, block: Hashable, records: Iterable[Descriptor], source: Source, chance: float) -> None:
+    def want(
+        self,
+        block: Hashable,
+        records: Iterable[Descriptor],
+        source: Source,
+        chance: float,
+        deadline: float = math.inf,
+    ) -> None:
         """These objects, which are one block, will be wanted, after all that is wanted already.
 
         Objects with so many extents that their record does not list them are not fetched: who reads one is read ahead of.
 
         :param chance: 0 to 1
+        :param deadline: when they will not be wanted any more, by the clock; at most `PATIENCE` from now
         """
         now = self._clock()
         if not self.is_on or len(self._extents) >= WANTS or not self._planner.allows(source, now):
             return
-        deadline = now + PATIENCE + len(self._planner) * STEP
+        deadline = min(deadline, now + PATIENCE) + len(self._planner) * STEP
         step = self._frames.frame_size
         for record in records:
             for index, extent in enumerate(() if record.indexed else record.extents):
@@ -206,10 +220,13 @@ class Prefetcher:
                 if extent.is_hole or self._frames.holds(slot) or slot in self._ledger:
                     continue
                 size = min(step, record.size - index * step)
-                want = Want(slot, source, size, chance, deadline, self._pace.seconds)
-                if slot not in self._extents:
+                want = Want(slot, source, size, chance, deadline, SAVES)
+                known = self._extents.get(slot)
+                if known is None:
                     self._extents[slot] = _Extent(block, slot, record, index, want)
                     self._slots[block].append(slot)
+                elif not known.flying and known.want.value < want.value:
+                    known.want = want
                 self._planner.offer([want])
         self._nudge()
 

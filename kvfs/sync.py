@@ -27,11 +27,12 @@ from kvfs import embed
 from kvfs.errors import CacheClosed
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
     from contextlib import AbstractAsyncContextManager
 
     from kvfs.cache import Arrivals, Cache, CacheStatistics, Got, Key, Pair, Pin
     from kvfs.cache.buffers import Buffer
+    from kvfs.cache.layers import Layers
     from kvfs.config import Config
     from rdma.buffers import Lease
 
@@ -57,6 +58,13 @@ class BlockingCache:
     def pin(self, key: Key) -> BlockingPin:
         return BlockingPin(self._call(self._cache.pin, key), self)
 
+    def begin(self, request: Hashable, keys: Iterable[Key], *, deadline: float = math.inf) -> int:
+        """:param deadline: seconds from now"""
+        return self._call(lambda: self._cache.begin(request, keys, deadline=_at(deadline)))
+
+    def end(self, request: Hashable, stop_reason: str = "") -> None:
+        self._call(self._cache.end, request, stop_reason)
+
     def hint(self, keys: Iterable[Key]) -> None:
         self._call(self._cache.hint, keys)
 
@@ -73,6 +81,14 @@ class BlockingCache:
         """:param deadline: seconds from now"""
         with self._arrivals(lambda: self._cache.stream(pairs, deadline=_at(deadline))) as arrivals:
             yield arrivals
+
+    @contextmanager
+    def layers(
+        self, layers: Iterable[Iterable[Pair]], *, deadline: float = math.inf
+    ) -> Iterator[BlockingLayers]:
+        """:param deadline: seconds from now"""
+        with self._entered(lambda: self._cache.layers(layers, deadline=_at(deadline))) as coming:
+            yield BlockingLayers(coming, self)
 
     @contextmanager
     def prefetch_into(
@@ -103,13 +119,18 @@ class BlockingCache:
     def _arrivals(
         self, make: Callable[[], AbstractAsyncContextManager[Arrivals]]
     ) -> Iterator[BlockingArrivals]:
-        async def enter() -> tuple[AbstractAsyncContextManager[Arrivals], Arrivals]:
+        with self._entered(make) as arrivals:
+            yield BlockingArrivals(arrivals, self)
+
+    @contextmanager
+    def _entered(self, make: Callable[[], AbstractAsyncContextManager[T]]) -> Iterator[T]:
+        async def enter() -> tuple[AbstractAsyncContextManager[T], T]:
             context = make()
             return context, await context.__aenter__()
 
-        context, arrivals = self._wait(enter)
+        context, entered = self._wait(enter)
         try:
-            yield BlockingArrivals(arrivals, self)
+            yield entered
         finally:  # the outcome of the block is the caller's affair: the context only has to end
             self._wait(lambda: context.__aexit__(None, None, None))
 
@@ -153,6 +174,20 @@ class BlockingArrivals:
 
     async def _next(self) -> Got | None:
         return await anext(self._arrivals, None)
+
+
+class BlockingLayers:
+    """See `kvfs.cache.layers.Layers`."""
+
+    def __init__(self, layers: Layers, cache: BlockingCache) -> None:
+        self._layers = layers
+        self._cache = cache
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def ready(self, layer: int) -> list[Got]:
+        return self._cache._wait(lambda: self._layers.ready(layer))
 
 
 class BlockingPin:

@@ -21,11 +21,11 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Hashable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import trio
 
@@ -34,8 +34,10 @@ from kvfs.cache.buffers import Buffer, readable, writable
 from kvfs.cache.folders import Finder
 from kvfs.cache.gpu import DriverOf
 from kvfs.cache.keys import Key, Namespace, Place, place_of
+from kvfs.cache.layers import Layers
 from kvfs.cache.putting import Putter
 from kvfs.cache.reading import Arrivals, CacheReader, Got, Job, Pair
+from kvfs.cache.requests import Requests
 from kvfs.errors import CacheClosed, NoObject
 from rdma.cuda import open_driver
 from rdma.errors import NoBuffers
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from blockdev.types import Descriptor
     from kvfs.cache.reading import PoolExtent
     from kvfs.frames import FrameCache
+    from kvfs.prefetcher import Prefetcher, PrefetchStatistics
     from rdma.buffers import Arena, Lease
     from rdma.stream import Stream, StreamStatistics
 
@@ -68,6 +71,7 @@ class CacheStatistics:
     """Of these, because the buffer could not be written from directly."""
     removed: int
     stream: StreamStatistics
+    prefetch: PrefetchStatistics
 
 
 class Pin:
@@ -97,6 +101,13 @@ class Pin:
         self.close()
 
 
+class Tier(NamedTuple):
+    """The DRAM tier, and what fetches into it, which is running."""
+
+    frames: FrameCache
+    prefetcher: Prefetcher
+
+
 class Cache:
     """See the module. Every call may raise CacheClosed, and BadKey or WrongNamespace for a key.
 
@@ -109,13 +120,15 @@ class Cache:
     def __init__(
         self,
         pool: Pool,
-        frames: FrameCache,
+        tier: Tier,
         stream: Stream[PoolExtent],
         namespace: Namespace | None,
         arena: Arena | None,
         driver_of: DriverOf = open_driver,
     ) -> None:
+        frames, self._prefetcher = tier
         self._pool = pool
+        self._requests = Requests(pool, frames, self._prefetcher)
         self._frames = frames
         self._stream = stream
         self._arena = arena
@@ -149,13 +162,34 @@ class Cache:
                 pass
         raise NoObject(f"{place} is not there")
 
+    # ── what will be wanted ──────────────────────────────────────────────────────────────────────────────
+
+    def begin(self, request: Hashable, keys: Iterable[Key], *, deadline: float = math.inf) -> int:
+        """Say that a request has arrived which will read these blocks, a chain from its root on. What is there of its
+        beginning is brought into the DRAM tier, in this order, as far as that has room, and kept there for 10 s at least
+        unless the request ends.
+
+        :param request: names it for `end`
+        :param deadline: when that is no longer worth beginning, by trio's clock
+        :returns: how many blocks are there
+        :raises BadKey: a request of that name has begun already
+        """
+        return self._requests.begin(request, [self._place(key) for key in keys], deadline)
+
+    def end(self, request: Hashable, stop_reason: str = "") -> None:
+        """Say that a request is over: nothing more is brought for it. What stays in the DRAM tier is what is likely to
+        be wanted again, as far as requests that ended for this reason have taught.
+
+        :param stop_reason: the engine's, such as `tool_use`
+        :raises BadKey: no request of that name has begun
+        """
+        self._check_open()
+        self._requests.end(request, stop_reason)
+
     def hint(self, keys: Iterable[Key]) -> None:
-        """Say that these will be wanted: they move away from eviction. What is not there is passed over."""
-        finder = Finder(self._pool)
-        for place in [self._place(key) for key in keys]:
-            record = finder.find(place)
-            if record is not None:
-                self._pool.touch(record)
+        """Say that these may be wanted: they move away from eviction, and are brought into the DRAM tier while devices have
+        little else to do. What is not there is passed over."""
+        self._requests.hint([self._place(key) for key in keys])
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -192,6 +226,20 @@ class Cache:
         """
         async with self._reader.stream(self._jobs(pairs), Priority.DEMAND, deadline) as arrivals:
             yield arrivals
+
+    @asynccontextmanager
+    async def layers(
+        self, layers: Iterable[Iterable[Pair]], *, deadline: float = math.inf
+    ) -> AsyncIterator[Layers]:
+        """As `stream`, for objects that are the layers of a request: they are read in this order, and each layer can be waited
+        for. Every one arrives, or its outcome says why not; leaving the block ends those that have not.
+
+        :raises BadBuffer: for one of them, before anything is read
+        """
+        each = [[*pairs] for pairs in layers]
+        every = [pair for pairs in each for pair in pairs]
+        async with self.stream(every, deadline=deadline) as arrivals:
+            yield Layers(arrivals, [len(pairs) for pairs in each])
 
     @asynccontextmanager
     async def prefetch_into(
@@ -269,6 +317,7 @@ class Cache:
             put_bytes_copied=puts.bytes_copied,
             removed=self._removed,
             stream=self._stream.statistics(),
+            prefetch=self._prefetcher.statistics(),
         )
 
     def _jobs(self, pairs: Iterable[Pair]) -> list[Job]:

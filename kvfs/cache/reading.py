@@ -251,7 +251,10 @@ class CacheReader:
             elif self._copy(extent.ref, part):
                 await trio.lowlevel.checkpoint()  # many copies take long
             else:
-                missing.append((PoolExtent(extent.ref, is_direct(part), gpu, record, index), part))
+                direct = is_direct(part) and not self._frames.is_loading(extent.ref)
+                if direct and not gpu:
+                    self._frames.passed_by(extent.ref, part.nbytes)
+                missing.append((PoolExtent(extent.ref, direct, gpu, record, index), part))
         return missing
 
     def _copy(self, slot: SlotRef, part: memoryview | GpuMemory) -> bool:

@@ -22,9 +22,12 @@ COLUMNS_OF_SEVERAL = (Column(MOUNT_POINT), *COLUMNS[1:])
 
 @click.command(short_help="Show the counters of running mounts.")
 @click.argument("where", metavar="[DIR|POOL]", required=False)
+@click.option(
+    "--prefetch", is_flag=True, help="Only what was fetched before it was asked for, and what came of it."
+)
 @styled(COLUMNS)
 @click.pass_obj
-def stats(state: StateDirectory, where: str | None, style: Style) -> None:
+def stats(state: StateDirectory, where: str | None, style: Style, *, prefetch: bool) -> None:
     """Show the counters of a running mount, named by its directory, or of all mounts of a pool.
 
     Without an argument, of the only pool that is mounted. Counters start at zero with the mount; names that end in
@@ -32,6 +35,8 @@ def stats(state: StateDirectory, where: str | None, style: Style) -> None:
     """
     folders = named_mounts(state, where)
     answers = [_of(folder) for folder in folders]
+    if prefetch:
+        answers = [answer | {"stats": {"prefetch": answer["stats"]["prefetch"]}} for answer in answers]
     if style.json:
         body: Json = {"pool": folders[0].pool.name, "mounts": answers}
         if len(answers) == 1:

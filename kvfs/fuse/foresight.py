@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from blockdev.types import Kind
 from kvfs.predecessors import block_id
-from kvfs.prefetch.chains import KNOWN, Chains
+from kvfs.prefetch.chains import Chains
 from kvfs.prefetch.planner import Source
 from kvfs.prefetch.streams import KNOWN_TOGETHER, Progress, Streams, is_sentinel
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from blockdev.types import Descriptor, DirectoryId
     from kvfs.prefetcher import Prefetcher
 
-BLOCKS = 1 << 17
+BLOCKS = 1 << 16
 """That are known at once. What is forgotten is found in the catalogue again, but for the order in which it was read."""
 FILES = 64
 """Of one block, at most: ranks, groups of layers, halves."""
@@ -33,8 +33,8 @@ PAUSE = 10**9
 SPARING = 32
 """Look-ups of which one, in the long run, may be answered so that the kernel asks again each time. It takes fifty times as long
 to ask us as to ask the kernel: were every look-up that may begin a list answered so, who looks at random would pay for it."""
-CHANCES = ((8, 0.89), (4, 0.86), (KNOWN, 0.81))
-"""That what follows a number of blocks is wanted; measured on conversations."""
+CHANCE = 0.9
+"""That what follows is wanted. The same for all: what is wanted sooner goes first, whoever has confirmed more."""
 
 
 class Catalogue(Protocol):
@@ -53,23 +53,29 @@ class Foresight:
         self._prefetcher = prefetcher
         self._chains = Chains(self._recall, BLOCKS)
         self._streams = Streams(self._chains)
-        self._places: OrderedDict[bytes, set[tuple[DirectoryId, bytes]]] = OrderedDict()
+        self._places: OrderedDict[bytes, tuple[tuple[DirectoryId, bytes], ...]] = OrderedDict()
         """The files of each block, as far as they were seen."""
         self._allowance = float(SPARING)
         """Answers by which the kernel may be made to ask again now."""
 
     def looked_up(self, record: Descriptor, thread: int) -> bool:
-        """A name was looked up; whether the kernel is to ask again each time, so that the next look-up is seen, too."""
+        """A name was looked up; whether the kernel is to ask again, so that the next look-up is seen, too.
+
+        With a first block that is so until it is seen a second time and nobody has gone on from there: most names that are
+        looked up in no order are no beginnings. And only as often as is spared, see SPARING.
+        """
         if not self._prefetcher.is_on or record.kind is not Kind.HEAD or not record.extents:
             return False
         self._allowance = min(self._allowance + 1 / SPARING, SPARING)
         try:
+            is_new = block_id(record.name) not in self._places
             block = self._seen(record)
             progress = self._streams.wanted(block, thread)
             self._follow(progress)
             if progress.sure:
                 self._want_listed(block, progress.position)
-            return is_sentinel(progress.position) and self._spares(record)
+            may_begin = progress.position > 0 or is_new or progress.again or self._streams.is_head(block)
+            return may_begin and is_sentinel(progress.position) and self._spares(record)
         except Exception as error:  # noqa: BLE001 - whatever it was, the look-up is answered
             self._prefetcher.fail(error)
             return False
@@ -105,9 +111,9 @@ class Foresight:
         return any(record.btime_ns - before.btime_ns <= PAUSE for before in self._files(predecessor))
 
     def _note(self, block: bytes, record: Descriptor) -> None:
-        places = self._places.setdefault(block, set())
-        if len(places) < FILES:
-            places.add((record.directory, record.name))
+        places, place = self._places.get(block, ()), (record.directory, record.name)
+        if place not in places and len(places) < FILES:
+            self._places[block] = (*places, place)
         if len(self._places) > BLOCKS:
             self._places.popitem(last=False)
 
@@ -132,22 +138,17 @@ class Foresight:
 
     def _follow(self, progress: Progress) -> None:
         self._prefetcher.cancel(progress.cancel)
-        if progress.fetch:
-            chance = next(chance for known, chance in CHANCES if progress.position + 1 >= known)
-            for block in progress.fetch:
-                assert isinstance(block, bytes)
-                self._want(block, Source.CHAIN, chance)
+        for block in progress.fetch:
+            assert isinstance(block, bytes)
+            self._want(block, Source.CHAIN, CHANCE)
 
     def _files(self, block: bytes) -> list[Descriptor]:
         """The files of a block, as far as they are known and there."""
-        places = self._places.get(block, set())
-        found = []
-        for place in [*places]:
-            record = self._pool.lookup(*place)
-            if record is not None and record.kind is Kind.HEAD:
-                found.append(record)
-            else:
-                places.discard(place)
+        places = self._places.get(block, ())
+        there = [(place, self._pool.lookup(*place)) for place in places]
+        found = [record for _, record in there if record is not None and record.kind is Kind.HEAD]
+        if len(found) < len(places):
+            self._places[block] = tuple(place for place, record in there if record in found)
         return found
 
     def _want(self, block: bytes, source: Source, chance: float) -> None:

@@ -12,7 +12,7 @@ what makes a prediction safe that is wrong (LARU does the same).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Container, Hashable, Iterable, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kvfs.prefetch.idle import Entry, Idle
@@ -159,10 +159,14 @@ class Keeper:
 
     :param capacity: blocks
     :param returns: what is learnt of returns, by this keeper and before
+    :param dropped: called with each block that does not stay
     """
 
-    def __init__(self, capacity: int, returns: Returns) -> None:
+    def __init__(
+        self, capacity: int, returns: Returns, dropped: Callable[[Hashable], None] = lambda _: None
+    ) -> None:
         self._capacity = capacity
+        self._dropped = dropped
         self._idle: Idle[_Segment] = Idle(returns)
         self._blocks: dict[Hashable, _Block] = {}
         self._held: OrderedDict[Hashable, None] = OrderedDict()  # the least recently used first, leaves first
@@ -280,6 +284,7 @@ class Keeper:
     def _drop(self, block: Hashable) -> None:
         if self._held.pop(block, self) is self:
             return
+        self._dropped(block)
         parent = self._blocks.get(self._blocks[block].parent)
         if parent is not None:
             parent.children -= 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -54,6 +54,9 @@ class Ledger(Generic[T]):
     def __len__(self) -> int:
         """How many are under way, or in memory and unused."""
         return len(self._open)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._open)
 
     def __contains__(self, what: object) -> bool:
         return what in self._open

@@ -18,6 +18,8 @@ READERS = 32
 """That are followed at a time; also blocks that others may want before a reader goes on."""
 THREADS = 256
 """Whose last block is known."""
+HEADS = 1 << 14
+"""Blocks that are known to be the beginning of what is read."""
 KNOWN_TOGETHER = 4
 """Blocks after which more is expected of a reader that is several threads."""
 
@@ -28,6 +30,7 @@ class Progress:
 
     :ivar position: how many blocks of the chain this reader had wanted before, and those between; 0 for a first one
     :ivar sure: it is one of a list that is being gone through
+    :ivar again: the reader has not gone on since it wanted this block before
     :ivar fetch: blocks to fetch now, in the order in which they will be wanted, if they are not there; each may come twice
     :ivar cancel: blocks that will not be wanted after all
     """
@@ -36,6 +39,7 @@ class Progress:
     sure: bool
     fetch: tuple[Hashable, ...] = ()
     cancel: tuple[Hashable, ...] = ()
+    again: bool = False
 
 
 def is_sentinel(position: int) -> bool:
@@ -70,6 +74,7 @@ class Streams:
         self._readers: OrderedDict[Hashable, Follower] = OrderedDict()
         """By the block that each wanted last."""
         self._expected: dict[Hashable, Follower] = {}
+        self._heads: OrderedDict[Hashable, None] = OrderedDict()
         self._last_read = _Last()
         self._last_wanted = _Last()
 
@@ -85,7 +90,7 @@ class Streams:
         there = self._readers.get(block)
         if there is not None:  # looked up and then read, or another rank's
             self._readers.move_to_end(block)
-            return Progress(there.seen - 1, there.seen >= there.needed)
+            return Progress(there.seen - 1, there.seen >= there.needed, again=True)
         self._chains.note(block)
         reader = self._continues(block) or Follower(self._chains)
         if reader.seen and self._chains.parent(block) != before:
@@ -97,11 +102,23 @@ class Streams:
             self._expected.pop(gone, None)
         self._expected.update(dict.fromkeys(step.fetch, reader))
         self._readers[block] = reader
+        if reader.seen == KNOWN and step.fetch:
+            self._note_head(self._chains.parent(block))
         if len(self._readers) > READERS:
             self._leave(self._readers.popitem(last=False)[1])
         # Much may have happened to what was fetched long ago, so near the reader it is looked at again.
         near = tuple(one for one in reader.ahead[max(FIRST - passed, 0) : FIRST] if one not in step.fetch)
         return Progress(reader.seen - 1, reader.seen >= reader.needed, near + step.fetch, step.cancel)
+
+    def is_head(self, block: Hashable) -> bool:
+        """Whether readers have begun a chain with this block and gone on."""
+        return block in self._heads
+
+    def _note_head(self, block: Hashable) -> None:
+        self._heads[block] = None
+        self._heads.move_to_end(block)
+        if len(self._heads) > HEADS:
+            self._heads.popitem(last=False)
 
     def _continues(self, block: Hashable) -> Follower | None:
         """The reader of which this is the next block, or one that it is expected to come to."""

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import trio
+
 from blockdev.memory import page_buffer
 from blockdev.pool import Pool
 from kvfs.arena import Arena
 from kvfs.cache import Cache, Namespace
+from kvfs.cache.api import Tier
 from kvfs.cache.gpu import DriverOf
 from kvfs.cache.reading import PoolSource
 from kvfs.frames import FrameCache, open_frames
+from kvfs.prefetcher import Mode, Prefetcher
 from rdma.buffers import Arena as LeaseArena
 from rdma.buffers import allocate
 from rdma.cuda import open_driver
@@ -31,9 +35,16 @@ async def cache_of(
     driver_of: DriverOf = open_driver,
 ) -> AsyncIterator[Cache]:
     """A cache of a pool, as `kvfs.open_cache` makes it."""
-    async with tiers_of(pool, frames=frames) as tier, open_stream(PoolSource(pool, tier)) as stream:
+    async with (
+        tiers_of(pool, frames=frames) as tier,
+        open_stream(PoolSource(pool, tier)) as stream,
+        trio.open_nursery() as nursery,
+    ):
         arena = LeaseArena(allocate(LEASED), LEASED, EXTENT)
-        yield Cache(pool, tier, stream, namespace, arena, driver_of)
+        prefetcher = Prefetcher(tier, Mode.ON, trio.current_time)
+        nursery.start_soon(prefetcher.run)
+        yield Cache(pool, Tier(tier, prefetcher), stream, namespace, arena, driver_of)
+        nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager

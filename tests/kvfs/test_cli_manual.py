@@ -103,7 +103,7 @@ def completed(*words: str) -> list[str]:
 
 
 def test_commands_options_and_values_are_completed() -> None:
-    assert completed("p") == ["pool"]
+    assert completed("p") == ["pool", "prefetch"]
     assert completed("") == list(cli.commands)
     assert completed("pool", "s") == ["status", "scrub"]
     assert completed("export", "add", "--al") == ["--allow-any-host"]

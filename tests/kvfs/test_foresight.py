@@ -19,7 +19,7 @@ from kvfs.fuse.inodes import Inode
 from kvfs.fuse.link import PlainLink
 from kvfs.fuse.mount import Mount, MountOptions
 from kvfs.fuse.volume import Caller
-from kvfs.prefetch.streams import is_sentinel
+from kvfs.prefetch.streams import READERS, is_sentinel
 from kvfs.prefetcher import Mode
 from tests.conftest import ExpectLog
 from tests.kvfs.fake_pool import EXTENT, FakePool
@@ -148,6 +148,18 @@ async def test_looking_up_two_names_loads_them_and_what_follows(
         assert [number for number in range(40) if b.has(NAMES[number])] == list(range(10))
 
 
+async def test_what_will_be_read_first_is_there_first(autojump_clock: trio.testing.MockClock) -> None:
+    """Where not all that is looked up has room, and loads take longer and longer."""
+    async with mounted(await stored(NAMES)) as b:
+        limit = b.mount.prefetcher._unused_limit = 16
+        for name in NAMES:
+            await b.look_up(name)
+            await trio.sleep(0.001)
+        await trio.sleep(1)
+        assert b.mount.prefetcher.statistics().expected == len(NAMES) - limit
+        assert [number for number, name in enumerate(NAMES) if b.has(name)] == list(range(limit))
+
+
 async def test_looking_up_sentinels_only_loads_all(autojump_clock: trio.testing.MockClock) -> None:
     """The kernel answers for the others."""
     async with mounted(await stored(NAMES)) as b:
@@ -180,6 +192,29 @@ async def test_who_looks_at_random_is_answered_by_the_kernel_the_next_time(
             inode = await b.look_up(name, rng.randrange(200, 208))
             asked_again += attributes.of(inode).entry_timeout == 0
         assert 0 < asked_again <= SPARING + len(names) / SPARING
+
+
+async def test_names_looked_up_in_no_order_are_asked_for_twice_at_most(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    names = [b"%d" % number for number in range(3 * READERS)]
+    async with mounted(await stored(names)) as b:
+        attributes = Attributes(b.mount.volume, RootAttributes(0o040755, 0, 0, 0))
+        for times in range(3):
+            for number in range(0, 3 * READERS, 2):
+                entry = attributes.of(await b.look_up(names[number]))
+                assert entry.entry_timeout > 0 or times == 0
+
+
+async def test_the_beginning_of_what_is_read_is_always_asked_for(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with mounted(await stored(NAMES)) as b:
+        attributes = Attributes(b.mount.volume, RootAttributes(0o040755, 0, 0, 0))
+        for _ in range(4):
+            for number, name in enumerate(NAMES):
+                if is_sentinel(number):
+                    assert attributes.of(await b.look_up(name)).entry_timeout == 0
 
 
 async def test_all_ranks_and_halves_of_a_block_go_together(autojump_clock: trio.testing.MockClock) -> None:

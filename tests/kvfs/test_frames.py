@@ -604,6 +604,38 @@ async def test_read_ahead_leaves_the_last_frames_and_is_bounded(autojump_clock):
         assert cache.statistics().evicted_unread == 3
 
 
+async def test_what_is_fetched_goes_last_until_it_is_given_up(autojump_clock):
+    async with tier(8) as cache:
+        assert cache.fetch(*extent(A, 0))
+        assert not cache.fetch(*extent(A, 0))
+        assert cache.is_loading(slot(A, 0))
+        assert cache.read_ahead(B, enumerate(slots(B, 1))) == 1
+        await trio.sleep(2)
+        held = [await cache.allocate() for _ in range(7)]
+        assert cache.holds(slot(A, 0))
+        assert not cache.holds(slot(B, 0))  # only read ahead
+        for frame in held:
+            cache.unpin(frame)
+        cache.unpin(await cache.get(*extent(C, 0)))
+        cache.give_up(slot(A, 0))
+        held = [await cache.allocate() for _ in range(7)]
+        assert cache.holds(slot(C, 0))
+        assert not cache.holds(slot(A, 0))
+        for frame in held:
+            cache.unpin(frame)
+
+
+async def test_what_is_demoted_goes_next(autojump_clock):
+    async with tier(2) as cache:
+        for each in (A, B):
+            cache.unpin(await cache.get(*extent(each, 0)))
+        cache.demote([slot(B, 0), slot(C, 0)])
+        frame = await cache.allocate()
+        assert cache.holds(slot(A, 0))
+        assert not cache.holds(slot(B, 0))
+        cache.unpin(frame)
+
+
 async def test_failed_read_ahead_is_counted_and_frees_its_frame(autojump_clock):
     source = Source()
     source.failures = [timed_out(None)]

@@ -28,7 +28,7 @@ ACTIONS = (
     ["get"] * 5
     + ["unpin"] * 4
     + ["allocate", "peek", "adopt", "wait"] * 2
-    + ["read ahead", "forget", "write times out", "late I/O returns"]
+    + ["read ahead", "fetch", "fetch", "give up", "demote", "forget", "write times out", "late I/O returns"]
 )
 
 
@@ -175,14 +175,23 @@ class World:
             self.finish_late()
         elif step.action == "wait":
             await trio.sleep(step.seconds)
-        else:
+        elif self.held:
             self.use_held(step)
+        self.expect(step)
+
+    def expect(self, step: Step) -> None:
+        if step.action == "fetch":
+            self.cache.fetch(step.descriptor, step.extent, slot(step.descriptor, step.extent))
+        elif step.action == "give up":
+            self.cache.give_up(slot(step.descriptor, step.extent))
+        elif step.action == "demote":
+            self.cache.demote(slots(step.descriptor, EXTENTS))
 
     def use_held(self, step: Step) -> None:
         private = [held for held in self.held if held.private]
         if step.action == "adopt" and private:
             self.adopt(private[0], step.descriptor, step.extent)
-        elif step.action == "unpin" and self.held:
+        elif step.action == "unpin":
             self.cache.unpin(self.held.pop(step.choice % len(self.held)).frame)
         elif step.action == "write times out" and private:
             self.writes.append(LatePending())

@@ -45,7 +45,7 @@ def test_the_same_block_again_is_no_progress() -> None:
     streams = Streams(known("a"))
     for block in chain("a")[:2]:
         streams.wanted(block, 1)
-    assert streams.wanted("a1", 1) == streams.wanted("a1", 7) == Progress(1, sure=True)
+    assert streams.wanted("a1", 1) == streams.wanted("a1", 7) == Progress(1, sure=True, again=True)
 
 
 def test_many_readers_at_a_time() -> None:

@@ -95,6 +95,12 @@ def test_a_stream_in_a_thread(pool: Kvfs) -> None:
         with pytest.raises(ValueError, match="own error"), cache.stream(pairs):
             raise ValueError("own error")
         assert cache.statistics().stream.running == 0
+        with cache.layers([pairs, pairs[:1]]) as layers:
+            assert [got.index for got in layers.ready(1)] == [len(pairs)]
+            assert [got.index for got in layers.ready(0)] == [*range(len(pairs))]
+            assert len(layers) == 2
+        assert cache.begin("request", keys) == 1  # the second one is missing
+        cache.end("request", "stop")
 
 
 def test_the_rest_of_it(pool: Kvfs) -> None:

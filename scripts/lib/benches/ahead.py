@@ -52,8 +52,9 @@ LEAD = 0.2
 """Seconds from looking up to reading."""
 PACE = 0.016
 """Seconds from one file of the chain to the next, beside readers at random: what one reader without prefetch can keep to."""
-SAMPLES = 5200
-QUICK_SAMPLES = 1000
+SAMPLES = 1040
+"""Of each round, with prefetch and without."""
+ROUNDS = 5
 QUICK_REQUESTS = 2000
 MEMORIES = (5, 20)
 """Percent of a trace's unique blocks that memory has room for."""
@@ -116,8 +117,9 @@ def run(rows: Rows, options: argparse.Namespace) -> None:
             _serial(rows, distant)
             _looked_up(rows, distant)
             _random(rows, distant)
-        for pace in (PACE, 0.0):
-            _interference(rows, distant, QUICK_SAMPLES if options.quick else SAMPLES, pace)
+        for _ in range(1 if options.quick else ROUNDS):
+            for pace in (PACE, 0.0):
+                _interference(rows, distant, SAMPLES, pace)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     for path in named(options.trace):
