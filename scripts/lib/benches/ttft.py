@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from scripts.lib.bench import Rows
 
 CONTEXTS = (1024, 2048, 4096, 7680)
-QUICK_CONTEXTS = (512, 1024)
+QUICK_CONTEXTS = (1024,)
 """Tokens that were computed before; whole blocks, and room for the new turn below the model's 8,192."""
 TURN = 32
 """New tokens."""
