@@ -20,6 +20,8 @@ from scripts.lib.lab.machine import require_qemu
 PROBE_SECONDS = 20
 SGLANG = Path(__file__).parent.parent / ".venv-sglang"
 """The virtual environment of SGLang."""
+SMOLLM2 = SGLANG.with_name(".venv-smollm2")
+"""The virtual environment of a small model."""
 
 
 @functools.cache
@@ -69,6 +71,14 @@ def lacks_sglang() -> str | None:
 
 
 @functools.cache
+def lacks_smollm2() -> str | None:
+    """Imports nothing, either."""
+    if not (SMOLLM2 / "engine.stamp").is_file():
+        return f"{SMOLLM2.name} is absent or incomplete: scripts/lib/engines-venv smollm2 makes it (250 MB)"
+    return None
+
+
+@functools.cache
 def lacks_lab() -> str | None:
     """Boots nothing: that the image could be made says that this machine can boot it."""
     try:
@@ -96,6 +106,7 @@ CAPABILITIES: Mapping[str, Callable[[], str | None]] = {
     "lab": lacks_lab,
     "numpy": functools.partial(lacks_module, "numpy"),
     "sglang": lacks_sglang,
+    "smollm2": lacks_smollm2,
     "torch": functools.partial(lacks_module, "torch"),
     "traces": lacks_traces,
 }
