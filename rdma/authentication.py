@@ -7,7 +7,7 @@ import secrets
 from dataclasses import dataclass
 
 from rdma import nvme_wire as wire
-from rdma.errors import KeyRefused, WireError
+from rdma.errors import KeyRefused, TransportBroken, WireError
 from rdma.nvme_auth import (
     MESSAGE_MAX,
     PRIVATE_BYTES,
@@ -93,9 +93,14 @@ def _send(message: bytes) -> Ask:
 
 
 def _receive(who: Parties, wanted: Kind) -> Steps[bytes]:
-    answer = yield Ask(
-        "authenticating", lambda sgl: wire.authentication_receive(sgl, MESSAGE_MAX), answer=MESSAGE_MAX
-    )
+    ask = Ask("authenticating", lambda sgl: wire.authentication_receive(sgl, MESSAGE_MAX), answer=MESSAGE_MAX)
+    try:
+        answer = yield ask
+    except TransportBroken as error:  # the kernel's target may do so before its refusal has arrived
+        raise KeyRefused(
+            f"{who.subsystem} ended the connection while this host, {who.host}, authenticated ({error}): the key is "
+            "probably not the one that the target has for it"
+        ) from None
     found = kind_of(answer.data)
     if found in (Kind.FAILURE_1, Kind.FAILURE_2):
         raise KeyRefused(

@@ -209,17 +209,18 @@ class Initiator:
                     if what != "read":
                         raise
                     self._check_open()
+                    await trio.lowlevel.checkpoint()  # for who takes note that the session is over
                 else:
                     return
 
     async def _ready(self, deadline: float) -> Session:
         """The session, when there is one."""
         with trio.move_on_at(deadline):
-            while self._session is None:
+            while self._session is None or self._session.broken.is_set():
                 self._check_open()
                 await self._changed.wait()
         self._check_open()
-        if self._session is None:
+        if self._session is None or self._session.broken.is_set():
             raise TransportTimeout(f"{self.name}: no connection in {self._options.io_timeout} s")
         return self._session
 
@@ -236,7 +237,8 @@ class Initiator:
             except TransportError as broken:
                 error = broken
             for one in sent:
-                await one.call.done.wait()
+                if not one.call.done.is_set():
+                    await one.call.done.wait()
         if patience.cancelled_caught:
             await self._give_up(session, [one for one in sent if not one.call.done.is_set()])
             raise TransportTimeout(f"{self.name}: {what} had no answer in {self._options.io_timeout} s")

@@ -66,7 +66,10 @@ class Queue:
 
     async def begin(self, command: Command) -> Call:
         """Send a command when there is a place. :raises TransportError:"""
-        await self._places.acquire()
+        try:
+            self._places.acquire_nowait()
+        except trio.WouldBlock:
+            await self._places.acquire()  # which even without a wait is a turn of the scheduler
         if self._error is not None:
             self._places.release()
             raise self._error

@@ -106,12 +106,12 @@ class Session:
 
     async def _drive(self, queue: Queue, steps: Steps[T]) -> T:
         """Do what the steps ask, until they are done."""
-        answer: Answer | CommandFailed | None = None
+        answer: Answer | CommandFailed | TransportBroken | None = None
         while True:
             try:
                 if answer is None:
                     asked = next(steps)
-                elif isinstance(answer, CommandFailed):
+                elif isinstance(answer, CommandFailed | TransportBroken):
                     asked = steps.throw(answer)
                 else:
                     asked = steps.send(answer)
@@ -124,7 +124,7 @@ class Session:
                 await trio.sleep(asked)
                 answer = Answer(0, b"")
 
-    async def _ask(self, queue: Queue, asked: Ask) -> Answer | CommandFailed:
+    async def _ask(self, queue: Queue, asked: Ask) -> Answer | CommandFailed | TransportBroken:
         size = asked.answer or len(asked.data)
         try:
             if not size:
@@ -133,8 +133,8 @@ class Session:
             with lent(self._fabric, asked.data, size) as (sgl, view):
                 completion = await queue.command(asked.what, asked.command(sgl))
                 return Answer(completion.result, bytes(view))
-        except CommandFailed as error:
-            return error
+        except (CommandFailed, TransportBroken) as error:
+            return error  # who asked may know what it means
 
     async def _keep_alive(self) -> None:
         """Tell the controller that we live, and see that it does."""

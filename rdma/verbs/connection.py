@@ -21,7 +21,7 @@ import trio
 from rdma.errors import TransportBroken, TransportClosed, TransportError
 from rdma.host_memory import address_of, host_memory
 from rdma.nvme_wire import COMMAND_SIZE, COMPLETION_SIZE, CmAccept, CmRequest
-from rdma.verbs.library import COMPLETIONS, Library, translated, with_descriptor
+from rdma.verbs.library import COMPLETIONS, Library, broken, translated, with_descriptor
 from rdma.verbs.numbers import (
     RELIABLE_CONNECTION,
     SEND,
@@ -186,10 +186,9 @@ class VerbsConnection:
         if send is None:
             raise self._break(TransportBroken(f"{self._name}: nothing that was sent is acknowledged"))
         try:
-            with translated(self._library, f"{self._name}: sending"):
-                self._pair.post_send(send)
-        except TransportBroken as error:
-            raise self._break(error) from None
+            self._pair.post_send(send)
+        except self._library.Error as error:
+            raise self._break(broken(self._library, f"{self._name}: sending", error)) from None
 
     async def completion(self) -> bytes:
         while not self._answers:
@@ -245,13 +244,14 @@ class VerbsConnection:
                     self._take_event()
         except TransportBroken as error:
             self._break(error)
+        except self._library.Error as error:
+            self._break(broken(self._library, f"{self._name}: completions", error))
 
     def _rearm(self) -> None:
         """Be told again; what ended before is polled after this."""
-        with translated(self._library, f"{self._name}: completions"):
-            self._channel.get_cq_event(self._cq)
-            self._cq.ack_events(1)
-            self._cq.req_notify()
+        self._channel.get_cq_event(self._cq)
+        self._cq.ack_events(1)
+        self._cq.req_notify()
 
     def _take_event(self) -> None:
         happened = self._way.next()
@@ -261,13 +261,14 @@ class VerbsConnection:
     def _poll(self) -> None:
         """Take in all that has ended."""
         try:
-            with translated(self._library, f"{self._name}: completions"):
-                count = _BATCH
-                while count == _BATCH:
-                    count, ended = self._cq.poll(_BATCH)
-                    self._take(ended)
+            count = _BATCH
+            while count == _BATCH:
+                count, ended = self._cq.poll(_BATCH)
+                self._take(ended)
         except TransportBroken as error:
             self._break(error)
+        except self._library.Error as error:
+            self._break(broken(self._library, f"{self._name}: completions", error))
 
     def _take(self, ended: Iterable[WC]) -> None:
         """:raises TransportBroken: says what went wrong first: behind that, all the rest is flushed"""

@@ -137,10 +137,15 @@ def translated(library: Library, what: str) -> Iterator[None]:
     """Errors of pyverbs as ours. :raises TransportBroken: carries the system's error number"""
     try:
         yield
-    except library.SystemError as error:
-        raise TransportBroken(f"{what}: {_reason(error)}", error.error_code) from None
     except library.Error as error:
-        raise TransportBroken(f"{what}: {error}") from None
+        raise broken(library, what, error) from None
+
+
+def broken(library: Library, what: str, error: PyverbsError) -> TransportBroken:
+    """The same, of one error: for what is done too often for a context manager."""
+    if isinstance(error, library.SystemError):
+        return TransportBroken(f"{what}: {_reason(error)}", error.error_code)
+    return TransportBroken(f"{what}: {error}")
 
 
 def _reason(error: PyverbsRDMAError) -> str:

@@ -107,7 +107,7 @@ def test_a_target_that_demands_a_key(target: Guest, locked: str) -> None:
     for verb, query, words in (
         ("had", "host-key=/etc/kvfs/key", ""),
         ("had", "host-key=/etc/kvfs/key&controller-key=/etc/kvfs/its", ""),
-        ("refused", "host-key=/etc/kvfs/other", "refuses the key of this host"),
+        ("refused", "host-key=/etc/kvfs/other", "not the one that the target has for it"),
         ("refused", "host-key=/etc/kvfs/key&controller-key=/etc/kvfs/other", "does not prove that it knows"),
         ("refused", "", "demands authentication: give the DH-HMAC-CHAP key"),
     ):

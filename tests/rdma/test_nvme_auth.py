@@ -15,7 +15,7 @@ from rdma.authentication import Keys
 from rdma.bring_up import Identity
 from rdma.errors import KeyRefused, NvmeError, WireError
 from rdma.initiator import open_initiator
-from rdma.memory_authentication import Terms
+from rdma.memory_authentication import Authentication, Terms
 from rdma.memory_target import MemoryTarget
 from rdma.nvme_auth import (
     Challenge,
@@ -242,4 +242,15 @@ async def test_a_key_that_nobody_asks_for_does_no_harm() -> None:
 async def test_a_target_that_talks_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rdma.memory_authentication.Authentication.give", lambda _: b"\1\2" + bytes(20))
     with pytest.raises(NvmeError, match="reply instead of challenge"):
+        await connected(Terms(OURS), Keys(OURS))
+
+
+async def test_a_target_that_ends_the_connection_over_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    def give(_: Authentication) -> bytes:
+        raise KeyError
+
+    monkeypatch.setattr(Authentication, "give", give)
+    with pytest.raises(
+        KeyRefused, match=r"ended the connection while this host, .*, authenticated .* probably not"
+    ):
         await connected(Terms(OURS), Keys(OURS))

@@ -76,9 +76,6 @@ FAULTS = {
         lambda nqn: offered(nqn).symlink_to(_PORTS.parent / "subsystems" / nqn),
         (0.0, DEADLINE + 1),
     ),
-    "link": Fault(
-        lambda _: run("ip link set eth0 down"), lambda _: run("ip link set eth0 up"), (0.0, DEADLINE + 1)
-    ),
     "stopped": Fault(stop, lambda _: None, (0.0, 0.0)),
 }
 
