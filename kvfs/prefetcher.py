@@ -226,6 +226,8 @@ class Prefetcher:
                     self._extents[slot] = _Extent(block, slot, record, index, want)
                     self._slots[block].append(slot)
                 elif not known.flying and known.want.value < want.value:
+                    if source is not known.want.source:
+                        self._planner.judged(known.want.source, used=True)  # it had been right
                     known.want = want
                 self._planner.offer([want])
         self._nudge()
