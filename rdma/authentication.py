@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hmac
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 
 from rdma import nvme_wire as wire
-from rdma.errors import KeyRefused, TransportBroken, WireError
+from rdma.errors import CommandFailed, KeyRefused, TransportBroken, WireError
 from rdma.nvme_auth import (
     MESSAGE_MAX,
     PRIVATE_BYTES,
@@ -65,7 +66,8 @@ def authenticate(who: Parties, keys: Keys) -> Steps[None]:
     yield _send(asked.pack())
     success = Success.unpack((yield from _receive(who, Kind.SUCCESS_1)))
     if not _proves(success, keys.controller, challenge, asked, shared, who):
-        yield _send(pack_failure(Kind.FAILURE_2, transaction, Failure.FAILED))
+        with suppress(TransportBroken, CommandFailed):  # the controller may end the connection over it
+            yield _send(pack_failure(Kind.FAILURE_2, transaction, Failure.FAILED))
         raise KeyRefused(f"{who.subsystem} does not prove that it knows the key in 'controller_key'")
     yield _send(pack_success_2(transaction))
 

@@ -46,12 +46,12 @@ class Authentication:
     """Of one queue.
 
     :ivar passed: the host has proved who it is
-    :ivar believed: it has said that it believes us
+    :ivar disbelieved: it has said that it does not believe us
     """
 
     def __init__(self, who: Parties, terms: Terms, rng: Random) -> None:
         self.passed = False
-        self.believed = False
+        self.disbelieved = False
         self._who = who
         self._terms = terms
         self._next = b""
@@ -67,8 +67,7 @@ class Authentication:
         elif kind is Kind.REPLY:
             self._take_reply(Reply.unpack(message))
         else:
-            self.believed = kind is Kind.SUCCESS_2
-            self.passed = self.passed and self.believed
+            self.disbelieved = kind is not Kind.SUCCESS_2
 
     def give(self) -> bytes:
         """What the host receives."""

@@ -212,6 +212,8 @@ class MemoryTarget:
             return self._connect(connection, command), SUCCESS
         if command.nsid == wire.Fabrics.AUTHENTICATION_SEND and connection.authentication is not None:
             connection.authentication.take(bytes(self._memory(command.data)))
+            if connection.authentication.disbelieved:
+                connection.end(TransportBroken)
             return 0, SUCCESS
         if command.nsid == wire.Fabrics.AUTHENTICATION_RECEIVE and connection.authentication is not None:
             said = connection.authentication.give()
