@@ -209,29 +209,24 @@ async def test_who_is_behind_the_address_of_one_that_does_not_answer_must_answer
     fake.serve(f"{NQN}2", ELSEWHERE, namespaces=drives(folder, 2)[1:])
     uris = (*(f"{BOTH}/{number}" for number in (1, 2, 3)), f"nvme+tcp://{ELSEWHERE.address}/{NQN}2/1")
     await ok(kvfs, "pool", "create", "hot", *uris, "--extent-size", "2MiB")
-    expect_log("is lost:", count=2)
-    expect_log(r"device \S+ is back$", count=2)
+    expect_log(r"is lost:|device \S+ is back$|cannot be formatted")  # the last may be under way at any time
     async with watched(kvfs) as pool:
         data = {b"one": await put(pool, b"one")}
-        asked: list[int] = []
         is_lost = {number: trio.Event() for number in pool.media.devices}
         pool.media.on_lost.append(lambda number: is_lost[number].set())
         with monkeypatch.context() as context:
             for number, attached in pool.media.devices.items():
                 if number != 1:
-                    context.setattr(
-                        attached.device, "read_into", partial(hang, asked, number, is_lost[number])
-                    )
+                    context.setattr(attached.device, "read_into", partial(hang, is_lost[number]))
             name = pool.media.devices[DeviceNo(0)].device.name
             pool.media.on_failure[0](DeviceNo(0), DeviceTimeout(name, errno.ETIMEDOUT, "no answer", None))
             await until(is_lost[DeviceNo(2)].is_set)
             await until(lambda: states(pool) == ["live"] * 4)
-        assert asked == [2]
+        assert {number for number, event in is_lost.items() if event.is_set()} == {0, 2}
         assert await contents(pool) == data
 
 
-async def hang(asked: list[int], number: int, lost: trio.Event, offset: int, buffer: memoryview) -> None:
+async def hang(lost: trio.Event, offset: int, buffer: memoryview) -> None:
     """A read that ends when the device is given up."""
-    asked.append(number)
     await lost.wait()
     raise DeviceGivenUp("device", errno.ETIMEDOUT, "given up", None)
