@@ -52,7 +52,7 @@ def test_from_nothing_to_a_mount_that_outlives_a_reboot(nodes: Nodes) -> None:
     assert set(offered.split()) == {FIRST, SECOND}
     suite = ("python3", "-m", "tests.e2e.patterns", PLAIN, MOUNT)
     said = gpu.run(*suite, seconds=SECONDS, check=False)
-    assert said.code == 0, said
+    assert said.code == 0, f"{said.stdout}{said.stderr}"
     before = contents(gpu)
     assert len(before) >= 100
     ok(gpu, f"umount {MOUNT}")
