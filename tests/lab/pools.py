@@ -14,7 +14,8 @@ from tests.lab.sizes import MIB
 
 FIRST = "nqn.2026-11.org.example:first"
 SECOND = "nqn.2026-11.org.example:second"
-DRIVE = 192 * MIB
+DRIVE = 512 * MIB
+"""Bytes. What the suite of engines' patterns leaves must fit three of them, or some of it is evicted."""
 SERVICES = {"tcp": 4420, "rdma": 4421}
 STATE_DIRECTORY = "/var/lib/kvfs"
 MOUNT = "/mnt/kv"

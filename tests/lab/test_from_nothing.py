@@ -10,6 +10,7 @@ import pytest
 
 from scripts.lib.lab.guest import Guest
 from tests.lab.pools import (
+    DRIVE,
     FIRST,
     MOUNT,
     SECOND,
@@ -126,7 +127,9 @@ def test_the_examples_for_hosts_work(nodes: Nodes) -> None:
         guest.sh("modprobe -a nvmet nvmet-tcp")
         ok(guest, f"export add {name} {device} --port tcp:{guest.address} --host {host_nqn(gpu)}")
     said = "".join(gpu.sh(f"exec 2>&1\n{block}", seconds=SECONDS) for block in rest)
-    assert re.search(rf"^/dev/nvme\S+ +192MiB +nvme\+tcp://192.0.2.1/{nqn}/", said, re.MULTILINE), said
+    assert re.search(rf"^/dev/nvme\S+ +{DRIVE >> 20}MiB +nvme\+tcp://192.0.2.1/{nqn}/", said, re.MULTILINE), (
+        said
+    )
     gpu.sh(f"echo kept > {MOUNT}/note; grep -q kept {MOUNT}/note")
     ok(
         gpu,
