@@ -63,6 +63,7 @@ class Draft:
     :param writer: the thread that began it
     :ivar directory, name: where it is published
     :ivar linked: whether it has that name; a draft without one is never published
+    :ivar left: how many open files of it had a descriptor closed; see `openfiles.Handle`
     :ivar is_closing: its last writer is gone; what that one left is being published
     :ivar lock: held while bytes or name change, or the draft is published
     :ivar on_idle: called when who held it and had it not open has let it go
@@ -80,6 +81,7 @@ class Draft:
         self.name = name
         self.attributes = attributes
         self.linked = True
+        self.left = 0
         self.is_closing = False
         self.writers = 0
         self.handles = 0

@@ -7,6 +7,8 @@ import logging
 import os
 from dataclasses import dataclass
 
+import trio
+
 from blockdev.errors import BlockError
 from blockdev.types import Kind
 from kvfs.errors import FramesError
@@ -22,6 +24,10 @@ from kvfs.fuse.volume import Caller, Volume, refused
 
 log = logging.getLogger(__name__)
 
+PATIENCE = 0.2
+"""Seconds for which an open waits for the kernel to tell that a file of which descriptors were closed is closed."""
+_POLL = 0.001
+
 
 @dataclass(slots=True)
 class Handle:
@@ -29,6 +35,7 @@ class Handle:
 
     :ivar writes: it may write, or made the file: closing it publishes
     :ivar uncached: its bytes are not the inode's; they must not enter the inode's page cache
+    :ivar left: a descriptor of it was closed: mostly the last one, and then at most a mapping is left
     """
 
     number: int
@@ -37,6 +44,7 @@ class Handle:
     reader: Reader | None = None
     writes: bool = False
     uncached: bool = False
+    left: bool = False
 
 
 class OpenFiles:
@@ -105,7 +113,7 @@ class OpenFiles:
         try:
             if inode.is_directory:
                 raise refused(errno.EISDIR)
-            await self._wait_for_closing(inode)
+            await self._wait_for_closing(inode, to_read=not _wants_to_write(flags))
             if _wants_to_write(flags):
                 return await self._truncated(await self._open_to_write(inode, caller, retry), flags)
             return await self._open_to_read(inode, caller, retry)
@@ -130,11 +138,22 @@ class OpenFiles:
         self._volume.foresight.opened(record, caller.thread)
         return self._add(inode, reader=reader)
 
-    async def _wait_for_closing(self, inode: Inode) -> None:
-        """Who opens a file after all others closed it finds all that they stored, through mappings too."""
+    async def _wait_for_closing(self, inode: Inode, *, to_read: bool) -> None:
+        """Who opens a file after all others closed it finds all that they stored, through mappings too.
+
+        Kernels before 6.16 let a mapping go before what was stored through it has been answered, and tell that the file is
+        closed only after that: the next open may come first.
+        """
         over = self._volume.overlay.get(*inode.place)
-        if over is not None and over.draft is not None and over.draft.is_closing:
-            async with over.draft.hold():
+        draft = over.draft if over is not None else None
+        if draft is None:
+            return
+        if to_read and draft.left and not draft.is_closing:
+            with trio.move_on_after(PATIENCE):
+                while draft.left and not draft.is_closing:  # noqa: ASYNC110 - seldom, and most drafts need no event
+                    await trio.sleep(_POLL)
+        if draft.is_closing:
+            async with draft.hold():
                 pass
 
     async def _truncated(self, handle: Handle, flags: int) -> Handle:
@@ -295,6 +314,8 @@ class OpenFiles:
         """A descriptor was closed, perhaps not the last one: publish what has arrived."""
         handle = self.get(number)
         if handle.draft is not None and handle.writes:
+            handle.draft.left += not handle.left
+            handle.left = True
             handle.draft.check()
             await self.publish(handle.draft)
 
@@ -326,6 +347,7 @@ class OpenFiles:
         if handle.reader is not None:
             self._readers.close(handle.reader)
         if handle.draft is not None:
+            handle.draft.left -= handle.left
             self._release_draft(inode, handle.draft, writes=handle.writes)
         inode.handles -= 1
         self._tree.drop_if_unused(inode)

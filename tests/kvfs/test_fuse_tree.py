@@ -23,7 +23,7 @@ from kvfs.fuse.link import PlainLink
 from kvfs.fuse.listing import Listing
 from kvfs.fuse.metadata import Changes, Metadata
 from kvfs.fuse.mount import Mount, MountOptions
-from kvfs.fuse.openfiles import Handle, OpenFiles
+from kvfs.fuse.openfiles import PATIENCE, Handle, OpenFiles
 from kvfs.fuse.tree import Tree
 from kvfs.fuse.volume import Caller, Volume
 from tests.e2e.helpers import fails
@@ -751,6 +751,34 @@ async def test_a_file_whose_device_is_lost_while_it_is_renamed_is_not_there(monk
         monkeypatch.setattr(k.pool, "rename", lose)
         with fails(errno.ENOENT):
             await _rename(k, b"f", b"g")
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_who_opens_a_file_that_only_a_mapping_is_left_of_waits_until_that_is_gone(
+    is_told: bool, autojump_clock: trio.testing.MockClock
+):
+    async with kernel() as k:
+        handle = await k.create(b"f")
+        await k.files.write(handle.number, 0, b"early")
+        await k.files.flush(handle.number)
+        await k.files.write(handle.number, 0, b"later")
+        found: list[bytes] = []
+
+        async def read() -> None:
+            found.append(await k.content(b"f"))
+
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            await trio.sleep(PATIENCE / 2)
+            assert not found
+            if is_told:
+                await k.files.release(handle.number)
+        assert found == [b"later" if is_told else b"early"]
+        assert (trio.current_time() - began >= PATIENCE) is not is_told
+        if not is_told:
+            await k.files.release(handle.number)
+        assert await k.content(b"f") == b"later"
 
 
 async def test_a_failed_truncating_open_leaves_nothing_open():
