@@ -43,7 +43,8 @@ def read_host_identity(folder: Path = Path("/etc/nvme")) -> HostIdentity:
 
 
 _MAKE: Final = (
-    "make both once with 'nvme gen-hostnqn > {folder}/hostnqn' and "
+    "install nvme-cli, whose package makes both, or make them once with "
+    "'mkdir -p {folder}; nvme gen-hostnqn > {folder}/hostnqn' and "
     "'sed s/.*uuid:// {folder}/hostnqn > {folder}/hostid'"
 )
 

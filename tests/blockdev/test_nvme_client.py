@@ -221,7 +221,7 @@ async def test_3_x_is_told_not_to_stay_connected_to_a_discovery_service() -> Non
 
 def test_who_we_are_is_read_from_files(tmp_path: Path) -> None:
     with pytest.raises(
-        FabricsError, match=r"hostnqn: No such file or directory; make both once with 'nvme gen-hostnqn"
+        FabricsError, match=r"hostnqn: No such file or directory; install nvme-cli, whose package makes both"
     ):
         read_host_identity(tmp_path)
     (tmp_path / "hostnqn").write_text("nqn.x\n")
