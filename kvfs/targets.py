@@ -429,9 +429,8 @@ async def resolved(target: Target) -> Target:
                 raise TargetUnreachable(
                     f"{portal}: no such host: it is no name that a host can have"
                 ) from None
-            _, scope, zone = address.partition(
-                "%"
-            )  # of a link-local address: it is only reached by that interface
+            # Of a link-local address: it is only reached by that interface.
+            _, scope, zone = address.partition("%")
             # Of a name's addresses always the same one: name servers change their order, and connections must not follow.
             first = min(str(one[4][0]) for one in found if one[0] == found[0][0])
             address = f"{first}{scope}{zone}"

@@ -16,6 +16,7 @@ import re
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import PurePath
+from typing import TypeVar
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 from uuid import UUID
 
@@ -25,6 +26,9 @@ DEFAULT_SERVICE = "4420"
 
 _PORTAL = re.compile(r"(?:\[([0-9A-Fa-f:.%a-z]+)\]|([^\s:\[\]/?,]+))(?::([0-9]{1,5}))?", re.ASCII)
 _NQN = re.compile(r"nqn\.[\x21-\x7e]{1,219}")
+
+
+_Kind = TypeVar("_Kind", bound=Enum)
 
 
 class Transport(Enum):
@@ -179,11 +183,7 @@ def make_namespace(target: Target, namespace: str, data_path: DataPath) -> Names
 
 def read_data_path(text: str) -> DataPath:
     """:raises ValueError: with a reason for people"""
-    try:
-        return DataPath(text.lower())
-    except ValueError:
-        known = ", ".join(one.value for one in DataPath)
-        raise ValueError(f"'{text}' is not a path for data: use one of {known}") from None
+    return _one_of(DataPath, text, "path for data")
 
 
 def parse_portals(text: str) -> tuple[Portal, ...]:
@@ -228,11 +228,15 @@ def read_portal(transport: Transport, text: str) -> Portal:
 
 def read_transport(text: str) -> Transport:
     """:raises ValueError: with a reason for people"""
+    return _one_of(Transport, text, "transport")
+
+
+def _one_of(kind: type[_Kind], text: str, what: str) -> _Kind:
     try:
-        return Transport(text.lower())
+        return kind(text.lower())
     except ValueError:
-        known = ", ".join(one.value for one in Transport)
-        raise ValueError(f"'{text}' is not a transport: use one of {known}") from None
+        known = ", ".join(str(one.value) for one in kind)
+        raise ValueError(f"'{text}' is not a {what}: use one of {known}") from None
 
 
 def make_target(

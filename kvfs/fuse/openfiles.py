@@ -113,8 +113,9 @@ class OpenFiles:
         try:
             if inode.is_directory:
                 raise refused(errno.EISDIR)
-            await self._wait_for_closing(inode, to_read=not _wants_to_write(flags))
-            if _wants_to_write(flags):
+            writes = _wants_to_write(flags)
+            await self._wait_for_closing(inode, to_read=not writes)
+            if writes:
                 return await self._truncated(await self._open_to_write(inode, caller, retry), flags)
             return await self._open_to_read(inode, caller, retry)
         finally:

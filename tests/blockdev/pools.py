@@ -170,6 +170,13 @@ async def content(pool: Pool, record: Descriptor) -> bytes:
     return b"".join(parts)
 
 
+def found(pool: Pool, name: bytes) -> Descriptor:
+    """What is stored under a name, which must be there."""
+    record = pool.lookup(ROOT, name)
+    assert record is not None
+    return record
+
+
 async def seen(pool: Pool, name: bytes, directory: DirectoryId = ROOT) -> bytes | None:
     """What a name stands for; None for a miss."""
     record = pool.lookup(directory, name)

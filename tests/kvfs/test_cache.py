@@ -14,12 +14,12 @@ from xxhash import xxh3_128_digest
 from blockdev.errors import DeviceError, DeviceTimeout, Exists, IntegrityError, NoSpace
 from blockdev.pool import Pool
 from blockdev.testing import Fault, Operation
-from blockdev.types import ROOT, Descriptor, DirectoryId
+from blockdev.types import ROOT, DirectoryId
 from kvfs.cache import Block, Cache, Namespace
 from kvfs.errors import BadBuffer, BadKey, CacheClosed, NoObject, WrongNamespace
 from rdma.errors import NoBuffers, TransferExpired
 from tests.blockdev.members import host
-from tests.blockdev.pools import EXTENT, Bench, content, made, pattern, payload_at, put, put_sparse
+from tests.blockdev.pools import EXTENT, Bench, content, found, made, pattern, payload_at, put, put_sparse
 from tests.conftest import ExpectLog
 from tests.kvfs.caches import LEASED, cache_of, direct, indirect
 
@@ -351,21 +351,15 @@ async def test_a_put_that_a_device_does_not_take_goes_elsewhere(
 ) -> None:
     expect_log("cannot be formatted|could not be freed")
     await cache.put("before", pattern(EXTENT))
-    first = found(pool, "before").extents[0].device
+    first = found(pool, b"before").extents[0].device
     bench.devices[first].inject(Fault(errno=28), operation=Operation.WRITE, count=1000)
     data = memory(EXTENT)
     for number in range(6):
         data[:] = pattern(EXTENT, number)
         await cache.put(str(number), data)
-        assert found(pool, str(number)).extents[0].device != first
+        assert found(pool, b"%d" % number).extents[0].device != first
         assert await got(cache, str(number), EXTENT) == pattern(EXTENT, number)
     assert await got(cache, "before", EXTENT) == pattern(EXTENT)
-
-
-def found(pool: Pool, name: str) -> Descriptor:
-    record = pool.lookup(ROOT, name.encode())
-    assert record is not None
-    return record
 
 
 @pytest.mark.parametrize(

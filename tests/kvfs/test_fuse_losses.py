@@ -12,15 +12,14 @@ import trio
 import trio.testing
 
 from blockdev.opening import Opened
-from blockdev.pool import Pool
 from blockdev.testing import Fault, Operation
-from blockdev.types import ROOT, Descriptor, DeviceNo, SlotRef
+from blockdev.types import ROOT, DeviceNo, SlotRef
 from kvfs.frames import Arena, FrameCache, open_frames
 from kvfs.fuse.drafts import Draft, DraftServices, FileAttributes
 from kvfs.fuse.memory import DraftMemory
 from kvfs.fuse.versions import Versions
 from kvfs.predecessors import Predecessors
-from tests.blockdev.pools import EXTENT, Bench, content, leaked, made, pattern
+from tests.blockdev.pools import EXTENT, Bench, content, found, leaked, made, pattern
 from tests.conftest import ExpectLog
 
 DATA = pattern(EXTENT, 1)
@@ -52,12 +51,6 @@ async def store(services: DraftServices, name: bytes, data: bytes) -> None:
     await draft.write(0, data)
     await draft.publish()
     draft.close()
-
-
-def found(pool: Pool, name: bytes) -> Descriptor:
-    record = pool.lookup(ROOT, name)
-    assert record is not None
-    return record
 
 
 async def back(b: Bench, opened: Opened, number: DeviceNo) -> None:
