@@ -17,6 +17,7 @@ from tests.kvfs.exporting import secret
 from tests.kvfs.target_conformance import ADDRESS, answers
 from tests.lab.conftest import Pair
 from tests.lab.fabric import disconnect
+from tests.lab.pools import kvfs
 from tests.test_project import ROOT
 
 NQN = "nqn.2026-11.org.example:export"
@@ -58,7 +59,10 @@ class Node:
         self.guest = guest
 
     def export(self, verb: str, *arguments: str, check: bool = True) -> Finished:
-        return self.guest.run("kvfs", "export", verb, *arguments, "--file", FILE, check=check, seconds=300)
+        argv = ("export", verb, *arguments, "--file", FILE)
+        (answer,) = kvfs(self.guest, " ".join(argv))
+        done = Finished(argv, answer["code"], answer["out"].encode(), answer["err"].encode())
+        return done.check() if check else done
 
     def add(self, host: str, *more: str) -> None:
         ports = (f"{transport}:{self.guest.address}:{service}" for transport, service in SERVICES.items())
@@ -92,7 +96,7 @@ class Node:
         )
 
     def clear(self) -> None:
-        self.guest.run("kvfs", "export", "stop", "--file", FILE)
+        self.export("stop")
         self.guest.run("rm", "-f", FILE)
 
 

@@ -1,4 +1,4 @@
-"""Runs a `kvfs` command again and again, in one process, until it prints what is wanted.
+"""Runs a `kvfs` command again and again until it prints what is wanted.
 
 until SECONDS WANTED ARGUMENT...     exit code 1, and what it printed last, if it does not in time
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 
-from tests.lab.inside.commands import run
+from tests.lab.inside.commands import ask
 
 PAUSE = 0.5
 """Seconds."""
@@ -16,7 +16,7 @@ PAUSE = 0.5
 
 def main(seconds: float, wanted: str, arguments: list[str]) -> int:
     deadline = time.monotonic() + seconds
-    while (answer := run(arguments))["out"] != wanted:
+    while (answer := ask([arguments])[0])["out"] != wanted:
         if time.monotonic() > deadline:
             print(answer)
             return 1
