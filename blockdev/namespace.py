@@ -12,7 +12,7 @@ from typing import TypedDict, Unpack
 import trio
 
 from blockdev import layout
-from blockdev.errors import Exists, IsDirectory, Missing, NotDirectory
+from blockdev.errors import DirectoryAway, Exists, IsDirectory, Missing, NotDirectory
 from blockdev.locks import Locks
 from blockdev.others import Others, Tools
 from blockdev.pool_figures import PoolCounters
@@ -63,6 +63,19 @@ class Namespace:
     def _current(self, record: Descriptor) -> Descriptor | None:
         return self._catalogs.by_id(record.object_id)
 
+    def _may_write(self, current: Descriptor) -> bool:
+        """Whether a record is ours to change; of another's we say what it is from now on. :raises DirectoryAway:"""
+        if not self._others.is_ours(current):
+            return False
+        self._check_not_away(current)
+        return True
+
+    def _check_not_away(self, record: Descriptor) -> None:
+        if record.kind is Kind.DIRECTORY and not self._reader.reachable(record):
+            raise DirectoryAway(
+                f"directory {record.name!r} is on a device that is away: it stays as it is until that is back"
+            )
+
     async def publish(self, new: NewObject, arrived: Arrived | None = None) -> Descriptor:
         """See `Pool.publish`."""
         with trio.CancelScope(shield=True):
@@ -112,7 +125,7 @@ class Namespace:
 
     def _replaceable(self, new: NewObject) -> Descriptor | None:
         old = self._catalogs.get(new.directory, new.name)
-        if old is None or not self._reader.reachable(old):
+        if old is None or not self._reader.is_there(old):
             return old  # what cannot be reached is a miss: it gives way
         if not new.replace:
             raise Exists(f"{new.name!r} exists")
@@ -139,12 +152,12 @@ class Namespace:
                     current = self._must_be(record)
                     old = self._replaceable_by(record, target, replace=replace)
                     self._tree.check_outside(current, directory)
-                    with self._tree.leaving(old if old is not None and self._reader.reachable(old) else None):
+                    with self._tree.leaving(old if old is not None and self._reader.is_there(old) else None):
                         head = await self._move(current, target, old)
         return head
 
     async def _move(self, current: Descriptor, target: NameKey, old: Descriptor | None) -> Descriptor:
-        if not self._others.is_ours(current):
+        if not self._may_write(current):
             return await self._others.alias(replace(current, directory=target[0], name=target[1]), old)
         await self._others.outdo_rivals(current)
         owed = await self._versions.debts.inherit(current.object_id, old, target)
@@ -176,8 +189,9 @@ class Namespace:
         old = self._catalogs.get(*key)
         if old is None or old.object_id == record.object_id:
             return None
-        if not self._reader.reachable(old):
+        if not self._reader.is_there(old):
             return old  # what cannot be reached is a miss: it gives way
+        self._check_not_away(old)
         name = old.name
         if not replace:
             raise Exists(f"{name!r} exists")
@@ -196,7 +210,7 @@ class Namespace:
                 self._locks.objects.hold(record.object_id),
             ):
                 current = self._must_be(record)
-                if not self._others.is_ours(current):
+                if not self._may_write(current):
                     return await self._others.alias(replace(current, **attributes), None)
                 stamp = self._sources.next_stamp(current)
                 owed = self._versions.debts.of(current.object_id)
@@ -226,7 +240,7 @@ class Namespace:
             ):
                 current = self._must_be(record)
                 with self._tree.leaving(current):
-                    if self._others.is_ours(current):
+                    if self._may_write(current):
                         await self._others.outdo_rivals(current)
                         await self._versions.remove(current)
                     else:

@@ -201,7 +201,7 @@ class Pool:
         return (record for record in self.catalog.children(directory, after) if self._is_there(record))
 
     def _is_there(self, record: Descriptor) -> bool:
-        return self.reachable(record) and not self._departures.is_suspect(record)
+        return self._reader.is_there(record) and not self._departures.is_suspect(record)
 
     def entries(self, directory: DirectoryId, after: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """As `children`: names and packed records, of which `layout` reads parts without unpacking them."""
@@ -209,7 +209,7 @@ class Pool:
         return (
             (name, packed)
             for name, packed in self.catalog.entries(directory, after)
-            if self._reader.reachable_packed(packed)
+            if self._reader.is_there_packed(packed)
         )
 
     def current(self, record: Descriptor) -> Descriptor | None:

@@ -13,7 +13,7 @@ from blockdev.errors import ChecksumError, FormatError, Raced
 from blockdev.media import Media
 from blockdev.memory import PageBuffers, padded
 from blockdev.publication import extent_length
-from blockdev.types import HOLE, Descriptor, ExtentRef, RegionId, SlotRef
+from blockdev.types import HOLE, Descriptor, ExtentRef, Kind, RegionId, SlotRef
 
 
 @dataclass(slots=True)
@@ -97,10 +97,17 @@ class Reader:
         regions = self._regions.get(key)
         return regions is not None and all(map(self._media.reaches, regions))
 
-    def reachable_packed(self, packed: bytes) -> bool:
-        """As `reachable`, of a packed record, unpacked only where it must be."""
+    def is_there(self, head: Descriptor) -> bool:
+        """Whether its name is more than a miss. Of a directory all is known that there is to be read, and a lost one
+        must not take what is in it along, which may be anywhere."""
+        return head.kind is Kind.DIRECTORY or self.reachable(head)
+
+    def is_there_packed(self, packed: bytes) -> bool:
+        """As `is_there`, of a packed record, unpacked only where it must be."""
         try:
             outline = layout.outline_descriptor(packed)
+            if outline.kind is Kind.DIRECTORY:
+                return True
             if outline.is_plain:
                 return all(map(self._media.reaches, outline.slots))
             return self.reachable(layout.unpack_descriptor(packed))

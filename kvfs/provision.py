@@ -391,14 +391,14 @@ async def destroy(folder: PoolFolder, *, force: bool) -> None:
     try:
         async with locked(folder, config, "destroying it"), open_devices(config, writable=True) as devices:
             if len(devices) < len(config.devices) and not force:
-                raise MissingDevice(
-                    f"a device of pool '{folder.name}' is missing: connect it, or say --force"
-                )
+                raise MissingDevice(f"a device of pool '{folder.name}' is missing: connect it")
             for device in devices:
                 await erase(device)
             shutil.rmtree(folder.path)
-    except (FormatError, MissingDevice, DeviceError):
+    except (FormatError, MissingDevice, DeviceError) as error:
         if not force:
+            if isinstance(error, MissingDevice):
+                raise MissingDevice(f"{error}; --force destroys what is there and forgets the rest") from None
             raise
         await _erase_what_can_be(config)
         shutil.rmtree(folder.path)

@@ -24,7 +24,7 @@ from blockdev.errors import (
     TargetUnreachable,
 )
 from blockdev.nvme import Credentials, HostIdentity, NamespaceName, Portal
-from blockdev.nvme.credentials import read_key
+from blockdev.nvme.keys import read_key
 from blockdev.tasks import background
 from kvfs import targets
 from rdma.authentication import Keys

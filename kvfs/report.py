@@ -110,8 +110,10 @@ def devices_of(pool: Pool) -> list[Json]:
         }
         row |= {"ways": None, "ana": None, "nqn": None, "via": None}
         if attached is not None:
-            row |= {"state": _state_of(attached), "path": attached.device.name, "via": via(attached.device)}
+            row |= {"state": _state_of(attached), "path": attached.device.name}
             held = sysfs.holding(attached.device.name)
+            if held is not None or isinstance(attached.device, RdmaDevice):
+                row["via"] = via(attached.device)
             if held is not None:
                 row |= _fabric_of(*held)
                 if attached.lost and targets.health(*held) == "connecting":

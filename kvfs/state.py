@@ -22,6 +22,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -228,10 +229,12 @@ def named_after(path: str, letters: int) -> str:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file so that readers, and a crash, find the old or the new text whole."""
+    """Replace a file so that readers, and a crash, find the old or the new text whole. It stays whose and what it was."""
     spare = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with spare.open("w", encoding="utf-8") as file:
+            with suppress(FileNotFoundError):
+                _take_after(path.stat(), file.fileno())
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -241,3 +244,9 @@ def write_atomically(path: Path, text: str) -> None:
         raise
     finally:
         spare.unlink(missing_ok=True)
+
+
+def _take_after(old: os.stat_result, descriptor: int) -> None:
+    with suppress(PermissionError):  # only root gives files away
+        os.fchown(descriptor, old.st_uid, old.st_gid)
+    os.fchmod(descriptor, stat.S_IMODE(old.st_mode))

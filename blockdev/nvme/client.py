@@ -10,7 +10,8 @@ from typing import Final, TypeVar
 
 from blockdev.errors import FabricsError, KeyRefused, NoNvmeCli
 from blockdev.nvme import parse
-from blockdev.nvme.credentials import HostIdentity, ini_config, json_config, loss_argument, read_key
+from blockdev.nvme.credentials import HostIdentity, ini_config, json_config, loss_argument
+from blockdev.nvme.keys import read_key
 from blockdev.nvme.names import Portal, Target, Transport
 from blockdev.nvme.records import (
     ControllerIdentity,

@@ -7,13 +7,12 @@ connection with keys gets a file of its own: JSON for 2.x, INI for 3.x.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from blockdev.errors import FabricsError, KeyRefused
+from blockdev.errors import FabricsError
 from blockdev.nvme.names import Portal, Target
 from blockdev.nvme.records import Timers
 
@@ -47,26 +46,6 @@ _MAKE: Final = (
     "'mkdir -p {folder}; nvme gen-hostnqn > {folder}/hostnqn' and "
     "'sed s/.*uuid:// {folder}/hostnqn > {folder}/hostid'"
 )
-
-
-def read_key(path: Path) -> str:
-    """A DH-HMAC-CHAP secret from the file that it is alone in.
-
-    :raises KeyRefused: it cannot be read, others can read it too, or it is no such secret
-    """
-    try:
-        others = path.stat().st_mode & 0o077
-        text = path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise KeyRefused(f"{path}: the key cannot be read: {why}") from None
-    if others:
-        raise KeyRefused(f"{path}: others can read this key: 'chmod 600 {path}', and better make a new one")
-    if not re.fullmatch(r"DHHC-1:0[0-3]:[A-Za-z0-9+/=]+:", text):
-        raise KeyRefused(
-            f"{path}: not a key: one line DHHC-1:… is wanted, as 'nvme gen-dhchap-key' prints it"
-        )
-    return text
 
 
 # ── private configurations ───────────────────────────────────────────────────────────────────────────────────

@@ -218,11 +218,12 @@ def list_(state: StateDirectory, style: Style) -> int | None:
 def _listed(folder: PoolFolder, names: Sequence[DeviceName] | None) -> Json:
     mounts = mounts_of(folder)
     how = state_of(mounts)
+    sizes = [provision.size_of(name) for name in names or ()]
     return {
         "name": folder.name,
         "state": "unreadable" if names is None and how == IDLE else how,
         "devices": None if names is None else len(names),
-        "size": None if names is None else sum(provision.size_of(name) or 0 for name in names),
+        "size": None if names is None or None in sizes else sum(size or 0 for size in sizes),
         "config": str(folder.config),
         "mounts": _mounts(mounts),
     }

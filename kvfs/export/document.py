@@ -212,6 +212,10 @@ def _serial(text: str) -> str:
 
 
 def _path(text: str) -> Path:
+    if text.startswith("DHHC-"):
+        raise ConfigError(
+            "a secret may not stand here, where others can read it: give the file that it is in"
+        )
     if not text.startswith("/") or any(char < " " for char in text):
         raise ConfigError(f"'{text}' is not an absolute path")
     return Path(text)

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blockdev.errors import BlockError
+from blockdev.nvme.keys import read_key
 from kvfs.errors import ExportedElsewhere, KvfsError, UnknownExport
 from kvfs.export import devices, effect
 from kvfs.export.configfs import Target, read_tree, refusal
 from kvfs.export.document import load_exports, save_exports
-from kvfs.export.keys import read_key
 from kvfs.export.model import Exports, Parts, new_namespace, with_parts, without, without_parts
 from kvfs.export.tree import Facts, HostNode, Step, Tree, difference, target
 from kvfs.state import write_atomically

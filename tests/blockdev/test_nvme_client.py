@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,8 @@ from blockdev.nvme import (
     run_nvme,
     running,
 )
-from blockdev.nvme.credentials import read_key
+from blockdev.nvme.keys import check_key, read_key
+from tests.dhchap import secret
 
 HOST = HostIdentity("nqn.host", "1-2-3")
 WAY = Portal(Transport.TCP, "192.0.2.1", "4420")
@@ -122,9 +124,9 @@ async def test_a_key_is_never_an_argument(tmp_path: Path, version: str) -> None:
 @pytest.mark.parametrize(
     "text, mode, message",
     [
-        (KEY, 0o640, "others can read this key: 'chmod 600"),
-        ("secret", 0o600, "not a key: one line DHHC-1"),
-        (f"{KEY}\n{KEY}", 0o600, "not a key"),
+        (KEY, 0o640, "others may read it; 'chmod 600"),
+        ("secret", 0o600, "not a secret of the form DHHC-1"),
+        (f"{KEY}\n{KEY}", 0o600, "not a secret"),
     ],
 )
 def test_keys_that_are_refused(tmp_path: Path, text: str, mode: int, message: str) -> None:
@@ -133,11 +135,28 @@ def test_keys_that_are_refused(tmp_path: Path, text: str, mode: int, message: st
 
 
 def test_a_key_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(KeyRefused, match="cannot be read: No such file"):
+    with pytest.raises(KeyRefused, match="absent: No such file"):
         read_key(tmp_path / "absent")
-    (tmp_path / "binary").write_bytes(b"\xff")
-    with pytest.raises(KeyRefused, match="it is no text"):
-        read_key(tmp_path / "binary")
+    os.mkfifo(tmp_path / "fifo", 0o600)
+    with pytest.raises(KeyRefused, match="fifo: not a file"):
+        read_key(tmp_path / "fifo")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_key_of_somebody_else(tmp_path: Path) -> None:
+    path = key_file(tmp_path)
+    os.chown(path, 65534, -1)
+    with pytest.raises(KeyRefused, match="belongs to user 65534"):
+        read_key(Path(path))
+
+
+def test_secrets_of_every_hash() -> None:
+    check_key(secret(5))
+    check_key(secret(5, "01"))
+    check_key(KEY)
+    for wrong in ("", "DHHC-1:04:AAAA:", "DHHC-2:00:AAAA:", "DHHC-1:00:A:", secret(1)[:-1], secret(1) + "x"):
+        with pytest.raises(KeyRefused):
+            check_key(wrong)
 
 
 @pytest.mark.parametrize(

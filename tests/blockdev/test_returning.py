@@ -22,6 +22,8 @@ from blockdev.errors import (
     DeviceLost,
     DeviceMismatch,
     DeviceTimeout,
+    DirectoryAway,
+    Exists,
     NoSpace,
     Unavailable,
 )
@@ -29,7 +31,19 @@ from blockdev.memory import page_buffer
 from blockdev.opening import Opened
 from blockdev.superblocks import read_superblock
 from blockdev.testing import Fault, Operation
-from blockdev.types import KIB, PAGE, ROOT, DeviceNo, Epoch, Kind, RegionHeader, RegionId, RegionNo, SlotRef
+from blockdev.types import (
+    KIB,
+    PAGE,
+    ROOT,
+    DeviceNo,
+    DirectoryId,
+    Epoch,
+    Kind,
+    RegionHeader,
+    RegionId,
+    RegionNo,
+    SlotRef,
+)
 from tests.blockdev.pools import (
     EXTENT,
     Bench,
@@ -214,6 +228,46 @@ async def test_what_was_replaced_or_removed_while_it_was_away_stays_so(
         assert set(after) == records.keys() - {gone[1]}
     async with bench.open() as opened:
         assert await names(opened) == after
+    assert await scanned(bench) == after
+
+
+async def test_a_directory_does_not_take_what_is_in_it_along(tmp_path: Path, expect_log: ExpectLog) -> None:
+    """It can be used, and filled, while its device is away; to be changed, it must be back."""
+    async with two(tmp_path, expect_log) as (bench, opened):
+        pool = opened.pool
+        made_ones = [await pool.make_directory(ROOT, b"d%d" % n, 0o755, 0, 0) for n in range(4)]
+        home = next(record for record in made_ones if record.address.device == 1)
+        inside = DirectoryId(home.object_id)
+        files = [await put(pool, b"%d" % n, 300 * KIB, directory=inside) for n in range(4)]
+        lose(bench, opened)
+        assert pool.lookup(ROOT, home.name) == home
+        assert {name for name, _ in pool.entries(ROOT)} == {record.name for record in made_ones}
+        served = {record.name for record in pool.children(inside)}
+        assert served == {record.name for record in files if record.address.device == 0}
+        assert len(served) == 2
+        new = await put(pool, b"new", 300 * KIB, directory=inside)
+        empty = next(r for r in made_ones if r.address.device == 1 and r != home)
+        for change in (
+            pool.remove(empty),
+            pool.update(home, mode=0o700),
+            pool.rename(home, ROOT, b"other"),
+            pool.rename(next(r for r in made_ones if r.address.device == 0), ROOT, empty.name),
+        ):
+            with pytest.raises(DirectoryAway, match="stays as it is"):
+                await change
+        with pytest.raises(Exists):
+            await pool.make_directory(ROOT, home.name, 0o755, 0, 0)
+        await back(bench, opened)
+        everything = {record.name for record in (*files, new)}
+        assert {record.name for record in pool.children(inside)} == everything
+        await pool.remove(empty)
+        home = await pool.rename(await pool.update(home, mode=0o700), ROOT, b"other")
+        assert {record.name for record in pool.children(inside)} == everything
+        after = await names(opened)
+    bench.absent = {1}
+    async with bench.open() as opened:
+        assert {record.name for record in opened.pool.children(inside)} == served | {b"new"}
+    bench.absent = set()
     assert await scanned(bench) == after
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +13,6 @@ COLD = "nqn.2026-01.org.example:cold"
 GPU1 = "nqn.2014-08.org.nvmexpress:uuid:gpu1"
 GPU2 = "nqn.2014-08.org.nvmexpress:uuid:gpu2"
 SIZE = 4 << 20
-
-
-def secret(byte: int, kind: str = "00") -> str:
-    """A valid secret for DH-HMAC-CHAP."""
-    raw = bytes([byte]) * 32
-    checksum = binascii.crc32(raw).to_bytes(4, "little")
-    return f"DHHC-1:{kind}:{base64.b64encode(raw + checksum).decode()}:"
 
 
 class Storage:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from kvfs.export.configfs import Target, find_target
 from kvfs.export.tree import Action, Step
-from tests.kvfs.exporting import GPU1, HOT, secret
+from tests.dhchap import secret
+from tests.kvfs.exporting import GPU1, HOT
 
 ADDRESS = "127.0.0.1"
 DISCOVERY = "nqn.2014-08.org.nvmexpress.discovery"

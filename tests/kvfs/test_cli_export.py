@@ -16,8 +16,9 @@ from kvfs.export.configfs import find_target
 from kvfs.export.testing import FakeTarget
 from tests.blockdev.block_devices import loop_device
 from tests.conftest import ExpectLog
+from tests.dhchap import secret
 from tests.kvfs.conftest import Kvfs
-from tests.kvfs.exporting import COLD, GPU1, GPU2, HOT, SIZE, Storage, secret
+from tests.kvfs.exporting import COLD, GPU1, GPU2, HOT, SIZE, Storage
 from tests.test_project import ROOT
 
 
@@ -193,13 +194,27 @@ def test_who_may_not_read_secrets_sees_the_exports(node: Storage, monkeypatch: p
 
 def test_keys_that_cannot_be_used_are_refused(node: Storage) -> None:
     add = ("add", HOT, node.device("d1"), "--port", "tcp:127.0.0.1", "--host", GPU1, "--key-file")
-    node.fails(10, "No such file", *add, node.kvfs.device("nothing"))
-    node.fails(10, "not a secret of the form", *add, node.key("text", "swordfish"))
-    node.fails(10, "was not copied whole", *add, node.key("cut", secret(1).replace("AQEBA", "AQECA", 1)))
-    node.fails(10, "has 32 bytes", *add, node.key("hash", secret(1, "03")))
+    node.fails(106, "No such file", *add, node.kvfs.device("nothing"))
+    node.fails(106, "not a secret of the form", *add, node.key("text", "swordfish"))
+    node.fails(106, "was not copied whole", *add, node.key("cut", secret(1).replace("AQEBA", "AQECA", 1)))
+    node.fails(106, "has 32 bytes", *add, node.key("hash", secret(1, "03")))
     open_key = node.key("open", secret(1))
     open_key.chmod(0o640)
-    assert "swordfish" not in node.fails(10, "others may read it; 'chmod 600", *add, open_key).err
+    assert "swordfish" not in node.fails(106, "others may read it; 'chmod 600", *add, open_key).err
+
+
+def test_a_secret_in_the_file_of_exports_is_not_shown(node: Storage) -> None:
+    node.file.write_text(f"version: 1\nkeys:\n  {GPU1}:\n    key_file: '{secret(1)}'\n")
+    said = node.fails(10, "give the file that it is in", "list").err
+    assert secret(1) not in said
+
+
+def test_the_file_stays_as_private_as_it_was(node: Storage) -> None:
+    add = ("add", HOT, node.device("d1"), "--port", "tcp:127.0.0.1", "--host")
+    node.ok(*add, GPU1)
+    node.file.chmod(0o640)
+    node.ok(*add, GPU2)
+    assert node.file.stat().st_mode & 0o777 == 0o640
 
 
 def test_a_kernel_that_cannot_authenticate_is_told_so(node: Storage) -> None:

@@ -305,7 +305,7 @@ def test_destroying_goes_on_over_damage_only_with_force(kvfs: Kvfs, expect_log: 
     kvfs.fails(51, "hot-0", "pool", "destroy", "hot", "--yes")
     paths[0].unlink()
     expect_log("the pool goes on without it", count=2)
-    kvfs.fails(14, "is missing: connect it, or say --force", "pool", "destroy", "hot", "--yes")
+    kvfs.fails(14, "is missing: connect it; --force destroys", "pool", "destroy", "hot", "--yes")
     kvfs.ok("pool", "destroy", "hot", "--yes", "--force")
     assert not kvfs.state.folder("hot").path.exists()
 

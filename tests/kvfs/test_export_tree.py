@@ -28,7 +28,8 @@ from kvfs.export.model import (
 )
 from kvfs.export.testing import FakeTarget
 from kvfs.export.tree import Facts, HostNode, Tree, difference, target
-from tests.kvfs.exporting import COLD, GPU1, GPU2, HOT, secret
+from tests.dhchap import secret
+from tests.kvfs.exporting import COLD, GPU1, GPU2, HOT
 from tests.kvfs.target_conformance import ADDRESS, answers
 
 ADDRESSES = ("127.0.0.1", "192.0.2.1", "2001:db8::1")

@@ -13,7 +13,7 @@ import pytest
 from kvfs.export.testing import FakeTarget
 from scripts.lib.lab.channel import Finished
 from scripts.lib.lab.guest import Guest
-from tests.kvfs.exporting import secret
+from tests.dhchap import secret
 from tests.kvfs.target_conformance import ADDRESS, answers
 from tests.lab.conftest import Pair
 from tests.lab.fabric import disconnect

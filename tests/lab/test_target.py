@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from scripts.lib.lab.guest import Guest
-from tests.kvfs.exporting import secret
+from tests.dhchap import secret
 from tests.lab.pools import DRIVE, FIRST, SECOND, Nodes, export, host_nqn, kvfs, ok, uri
 
 CLOSED = "nqn.2026-11.org.example:closed"
