@@ -191,7 +191,11 @@ class Fabric:
             return TargetUnreachable(f"{portal}: {target.nqn} does not answer: {error}")
         offered = await self._offered(portal, host)
         if offered is None:
-            return await self._not_nvme(portal, error)
+            return (
+                _no_handshake(target, portal)
+                if target.credentials.tls
+                else await self._not_nvme(portal, error)
+            )
         if target.nqn not in offered:
             return HostRefused(
                 f"{portal} does not offer {target.nqn} to this host, {host.nqn}: allow this host at the target, or "
@@ -213,9 +217,13 @@ class Fabric:
             return TargetUnreachable(
                 f"{portal}: no target answers: {error.said}; see that the address and the port are the target's"
             )
-        kind = "NVMe over TCP" if portal.transport is Transport.TCP else "RDMA"
+        kind, or_else = (
+            ("NVMe over TCP", ", or it demands TLS: --tls")
+            if portal.transport is Transport.TCP
+            else ("RDMA", "")
+        )
         return WrongTransport(
-            f"{portal}: something answers there, but it does not speak {kind}: correct the transport or the port"
+            f"{portal}: something answers there, but it does not speak {kind}: correct the transport or the port{or_else}"
         )
 
     async def _scanned(self, subsystem: Subsystem, target: Target) -> None:
@@ -413,6 +421,13 @@ async def _seen(look: Callable[[], _Thing | None], deadline: float) -> _Thing | 
     while (found := look()) is None and trio.current_time() < deadline:  # noqa: ASYNC110
         await trio.sleep(_LOOK)
     return found
+
+
+def _no_handshake(target: Target, portal: Portal) -> KeyRefused:
+    return KeyRefused(
+        f"{portal}: no connection with TLS: the key for {target.nqn} in the kernel's keyring is not the one that the target "
+        "has, tlshd does not run at both ends, or the target does not allow this host"
+    )
 
 
 async def resolved(target: Target) -> Target:

@@ -165,7 +165,9 @@ async def answers(_: Portal) -> None:
 async def test_something_else_listens(host: Fabric, fake: FakeFabric) -> None:
     fake.subsystems[0].portals.remove(FIRST)
     host = replace(host, reach=answers)
-    with pytest.raises(WrongTransport, match="does not speak NVMe over TCP"):
+    with pytest.raises(KeyRefused, match="no connection with TLS"):
+        await host.connect(parse_target(f"{URI}?tls=yes"), SETTINGS)
+    with pytest.raises(WrongTransport, match="does not speak NVMe over TCP.*or it demands TLS"):
         await host.connect(parse_target(URI), SETTINGS)
     with pytest.raises(WrongTransport):
         await host.discover(FIRST)

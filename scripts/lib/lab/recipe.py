@@ -24,6 +24,7 @@ PACKAGES = (
     "iproute2",
     "iputils-ping",
     "kmod",
+    "ktls-utils",
     "linux-image-amd64",
     "mount",
     "nvme-cli",
@@ -39,6 +40,7 @@ MODULES = (
     *("rdma_rxe", "rdma_ucm", "rdma_cm", "ib_uverbs", "ib_umad"),
     "crc32_generic",  # rxe asks the kernel's crypto layer for crc32 by name, and fails with ENOENT without it
     *("nvme", "nvme_core", "nvme_fabrics", "nvme_tcp", "nvme_rdma", "nvme_auth", "nvme_keyring"),
+    *("tls", "gcm", "ghash_generic", "ctr", "aes_generic"),  # and the ciphers of its kernel part, by name
     *("nvmet", "nvmet_tcp", "nvmet_rdma", "nvme_loop"),
     *(
         "dh_generic",
