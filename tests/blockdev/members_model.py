@@ -101,6 +101,8 @@ class MembersModel:
     evictions: Counter[Key] = field(default_factory=Counter)
     names: dict[ObjectId, set[Key]] = field(default_factory=dict)
     """That objects were given by renaming."""
+    unanswered: dict[Key, set[Seen]] = field(default_factory=dict)
+    """What was being stored when the member was killed: may be there, and may be found only when its seat is taken over."""
     kills: int = 0
     read: Counter[SlotAddress] = field(default_factory=Counter)
     tag: int = 0
@@ -257,8 +259,13 @@ class MembersModel:
         """An operation succeeded; what it left counts for all once they had time to see it, and nobody was killed."""
         await trio.sleep(SEEN_BY_ALL)
         if self.kills == kills:
-            self.may[key] = versions | ({None} if self.evictions[key] != evictions else set())
+            gone = {None} if self.evictions[key] != evictions else set()
+            self.may[key] = versions | gone | self.unanswered.get(key, set())
         self.busy.discard(key)
+
+    def _unanswered(self, member: Member, key: Key, versions: set[Seen]) -> None:
+        if member.dead:
+            self.unanswered.setdefault(key, set()).update(versions)
 
     def _known(self, key: Key) -> set[Seen]:
         return self.may.setdefault(key, {None})
@@ -275,6 +282,7 @@ class MembersModel:
         try:
             await self._publish(pool, key, version)
         except BaseException:
+            self._unanswered(member, key, {version})
             self.busy.discard(key)
             raise
         await self._done(key, {version}, evictions, kills)
@@ -358,6 +366,7 @@ class MembersModel:
         try:
             await pool.rename(record, *target)
         except BaseException:
+            self._unanswered(member, target, moving)
             self.busy -= {source, target}
             raise
         await self._done(target, moving, evictions, kills)

@@ -167,7 +167,7 @@ async def test_something_else_listens(host: Fabric, fake: FakeFabric) -> None:
     host = replace(host, reach=answers)
     with pytest.raises(KeyRefused, match="no connection with TLS"):
         await host.connect(parse_target(f"{URI}?tls=yes"), SETTINGS)
-    with pytest.raises(WrongTransport, match="does not speak NVMe over TCP.*or it demands TLS"):
+    with pytest.raises(WrongTransport, match=r"does not speak NVMe over TCP.*or it demands TLS"):
         await host.connect(parse_target(URI), SETTINGS)
     with pytest.raises(WrongTransport):
         await host.discover(FIRST)
