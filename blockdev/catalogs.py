@@ -382,6 +382,7 @@ class Catalogs:
             catalog.put(record)
         else:
             _store(catalog, record)
+            forget_elsewhere(self.own.values(), catalog, record)
 
     def forget(self, record: Descriptor) -> None:
         """Take an object, or an alias, of ours out, under whatever name we have it."""
@@ -473,6 +474,14 @@ def _store(catalog: Catalog, record: Descriptor) -> None:
         catalog.put(aside(earlier))
     if later is record:
         catalog.put(record)
+
+
+def forget_elsewhere(catalogs: Iterable[Catalog], catalog: Catalog, record: Descriptor) -> None:
+    """Keep what a seat's catalogue now says of a slot from being contradicted: another seat's may still say what it was
+    before its region changed seats, if whoever moved it was killed on the way."""
+    for other in catalogs:
+        if other is not catalog:
+            other.forget(record)
 
 
 def aliases_in(catalogs: Iterable[Catalog], object_id: ObjectId) -> list[Descriptor]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from blockdev.catalog import Catalog, Trust
-from blockdev.catalogs import aliases_in
+from blockdev.catalogs import aliases_in, forget_elsewhere
 from blockdev.layout import Outline
 from blockdev.types import Descriptor, DirectoryId, DirtyChunk, Kind, ObjectId, RegionId, SlotRef, Stamp
 
@@ -76,7 +76,9 @@ class SeatCatalogs:
 
     def put(self, record: Descriptor) -> None:
         """As `Catalog.put`, where the record's region belongs."""
-        self._of(RegionId(*record.address[:2])).put(record)
+        catalog = self._of(RegionId(*record.address[:2]))
+        catalog.put(record)
+        forget_elsewhere(self._catalogs.values(), catalog, record)
 
     def forget(self, record: Descriptor) -> None:
         """Forget an object or an alias, if it is in the slot that `record` says."""
