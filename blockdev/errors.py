@@ -11,7 +11,6 @@ BlockError
 │   ├── ChecksumError      the slot still claims this object, the bytes differ twice: quarantined
 │   └── Raced              the slot was reused meanwhile: a plain miss
 ├── Unavailable            on a device that is missing or lost: a miss
-│   └── DirectoryAway      a directory there, which can be used all the same, but not changed
 ├── NoSpace                cannot fit, even after evicting all that may go
 ├── NameConflict           the name exists, or does not, against what was asked
 │   ├── Exists
@@ -114,10 +113,6 @@ class Raced(IntegrityError):
 
 class Unavailable(BlockError):
     """The object has parts on a device that is missing or lost."""
-
-
-class DirectoryAway(Unavailable):
-    """A directory is on a device that is missing or lost: it cannot be changed, moved or removed until that is back."""
 
 
 class NoSpace(BlockError):

@@ -12,7 +12,7 @@ from typing import TypedDict, Unpack
 import trio
 
 from blockdev import layout
-from blockdev.errors import DirectoryAway, Exists, IsDirectory, Missing, NotDirectory
+from blockdev.errors import Exists, IsDirectory, Missing, NotDirectory
 from blockdev.locks import Locks
 from blockdev.others import Others, Tools
 from blockdev.pool_figures import PoolCounters
@@ -63,18 +63,25 @@ class Namespace:
     def _current(self, record: Descriptor) -> Descriptor | None:
         return self._catalogs.by_id(record.object_id)
 
-    def _may_write(self, current: Descriptor) -> bool:
-        """Whether a record is ours to change; of another's we say what it is from now on. :raises DirectoryAway:"""
-        if not self._others.is_ours(current):
-            return False
-        self._check_not_away(current)
-        return True
+    async def _at_hand(self, record: Descriptor | None) -> None:
+        """A directory of ours whose device is away is written again elsewhere, as the same, before it is changed or filled.
 
-    def _check_not_away(self, record: Descriptor) -> None:
-        if record.kind is Kind.DIRECTORY and not self._reader.reachable(record):
-            raise DirectoryAway(
-                f"directory {record.name!r} is on a device that is away: it stays as it is until that is back"
-            )
+        :raises: as `publish`
+        """
+        if (
+            record is None
+            or record.kind is not Kind.DIRECTORY
+            or DirectoryId(record.object_id) == ROOT
+            or self._reader.reachable(record)
+            or not self._others.is_ours(record)
+        ):
+            return
+        again = NewObject(
+            record.directory, record.name, record.mode, record.uid, record.gid, record.mtime_ns, 0,
+            kind=Kind.DIRECTORY, xattrs=record.xattrs, replace=False,
+        )  # fmt: skip
+        with suppress(Exists):  # another one was faster
+            await self.publish(again)
 
     async def publish(self, new: NewObject, arrived: Arrived | None = None) -> Descriptor:
         """See `Pool.publish`."""
@@ -82,6 +89,7 @@ class Namespace:
             taken = self._publisher.consumed(new)
             try:
                 layout.check_name(new.name)
+                await self._at_hand(self._tree.directory(new.directory))
                 async with (
                     self._tree.entering(new.directory),
                     self._locks.names.hold((new.directory, new.name)),
@@ -125,8 +133,12 @@ class Namespace:
 
     def _replaceable(self, new: NewObject) -> Descriptor | None:
         old = self._catalogs.get(new.directory, new.name)
-        if old is None or not self._reader.is_there(old):
-            return old  # what cannot be reached is a miss: it gives way
+        if old is None:
+            return None
+        if not self._reader.reachable(old) and (old.kind is not Kind.DIRECTORY or new.kind is Kind.DIRECTORY):
+            return (
+                old  # what cannot be reached is a miss: it gives way; a directory to itself, see `_at_hand`
+            )
         if not new.replace:
             raise Exists(f"{new.name!r} exists")
         if old.kind is Kind.DIRECTORY:
@@ -141,6 +153,8 @@ class Namespace:
         source, target = (record.directory, record.name), (directory, name)
         if source == target:
             return self._must_be(record)
+        await self._at_hand(record)
+        await self._at_hand(self._tree.directory(directory))
         locks = [source, target]
         if record.kind is Kind.DIRECTORY:
             locks.append(_ALL_DIRECTORIES)  # or two of them at once could move into each other
@@ -157,7 +171,7 @@ class Namespace:
         return head
 
     async def _move(self, current: Descriptor, target: NameKey, old: Descriptor | None) -> Descriptor:
-        if not self._may_write(current):
+        if not self._others.is_ours(current):
             return await self._others.alias(replace(current, directory=target[0], name=target[1]), old)
         await self._others.outdo_rivals(current)
         owed = await self._versions.debts.inherit(current.object_id, old, target)
@@ -191,7 +205,6 @@ class Namespace:
             return None
         if not self._reader.is_there(old):
             return old  # what cannot be reached is a miss: it gives way
-        self._check_not_away(old)
         name = old.name
         if not replace:
             raise Exists(f"{name!r} exists")
@@ -204,13 +217,14 @@ class Namespace:
 
     async def update(self, record: Descriptor, **attributes: Unpack[Attributes]) -> Descriptor:
         """See `Pool.update`."""
+        await self._at_hand(record)
         with trio.CancelScope(shield=True):
             async with (
                 self._locks.names.hold((record.directory, record.name)),
                 self._locks.objects.hold(record.object_id),
             ):
                 current = self._must_be(record)
-                if not self._may_write(current):
+                if not self._others.is_ours(current):
                     return await self._others.alias(replace(current, **attributes), None)
                 stamp = self._sources.next_stamp(current)
                 owed = self._versions.debts.of(current.object_id)
@@ -240,7 +254,7 @@ class Namespace:
             ):
                 current = self._must_be(record)
                 with self._tree.leaving(current):
-                    if self._may_write(current):
+                    if self._others.is_ours(current):
                         await self._others.outdo_rivals(current)
                         await self._versions.remove(current)
                     else:

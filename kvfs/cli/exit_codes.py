@@ -55,7 +55,6 @@ EXIT_CODES: dict[type[Exception], int] = {
     block.NoSpace: 45,
     block.DeviceGivenUp: 46,
     block.WriteFailed: 47,
-    block.DirectoryAway: 48,
     # what is on the media
     block.FormatError: 50,
     block.BadSuperblock: 51,

@@ -31,7 +31,6 @@ TABLE: dict[type[Exception], int] = {
     block.PoolClosed: errno.ENODEV,
     block.LeaseLost: errno.EIO,
     block.Unavailable: errno.EIO,
-    block.DirectoryAway: errno.EBUSY,
     block.IntegrityError: errno.EIO,
     block.DeviceError: errno.EIO,
     block.BlockError: errno.EIO,

@@ -22,9 +22,9 @@ from blockdev.errors import (
     DeviceLost,
     DeviceMismatch,
     DeviceTimeout,
-    DirectoryAway,
-    Exists,
+    IsDirectory,
     NoSpace,
+    NotEmpty,
     Unavailable,
 )
 from blockdev.memory import page_buffer
@@ -232,43 +232,44 @@ async def test_what_was_replaced_or_removed_while_it_was_away_stays_so(
 
 
 async def test_a_directory_does_not_take_what_is_in_it_along(tmp_path: Path, expect_log: ExpectLog) -> None:
-    """It can be used, and filled, while its device is away; to be changed, it must be back."""
+    """While its device is away it is there all the same, and made again elsewhere when it is filled or changed."""
     async with two(tmp_path, expect_log) as (bench, opened):
         pool = opened.pool
-        made_ones = [await pool.make_directory(ROOT, b"d%d" % n, 0o755, 0, 0) for n in range(4)]
-        home = next(record for record in made_ones if record.address.device == 1)
-        inside = DirectoryId(home.object_id)
+        homes = [await pool.make_directory(ROOT, b"d%d" % n, 0o755, 0, 0) for n in range(8)]
+        filled, changed, moved, removed = (r for r in homes if r.address.device == 1)
+        inside = DirectoryId(filled.object_id)
         files = [await put(pool, b"%d" % n, 300 * KIB, directory=inside) for n in range(4)]
         lose(bench, opened)
-        assert pool.lookup(ROOT, home.name) == home
-        assert {name for name, _ in pool.entries(ROOT)} == {record.name for record in made_ones}
+        assert pool.lookup(ROOT, filled.name) == filled
+        assert {name for name, _ in pool.entries(ROOT)} == {record.name for record in homes}
         served = {record.name for record in pool.children(inside)}
         assert served == {record.name for record in files if record.address.device == 0}
         assert len(served) == 2
+        with pytest.raises(IsDirectory):
+            await put(pool, filled.name, 300 * KIB)
+        with pytest.raises(NotEmpty):
+            await pool.remove(filled)
         new = await put(pool, b"new", 300 * KIB, directory=inside)
-        empty = next(r for r in made_ones if r.address.device == 1 and r != home)
-        for change in (
-            pool.remove(empty),
-            pool.update(home, mode=0o700),
-            pool.rename(home, ROOT, b"other"),
-            pool.rename(next(r for r in made_ones if r.address.device == 0), ROOT, empty.name),
-        ):
-            with pytest.raises(DirectoryAway, match="stays as it is"):
-                await change
-        with pytest.raises(Exists):
-            await pool.make_directory(ROOT, home.name, 0o755, 0, 0)
+        await pool.update(changed, mode=0o40700)
+        await pool.rename(moved, ROOT, b"moved")
+        await pool.remove(removed)
+        assert all(
+            pool.reachable(r) for r in pool.children(ROOT) if r.kind is Kind.DIRECTORY and r.stamp > new.stamp
+        )
+        found = {record.name: record.mode for record in pool.children(ROOT)}
+        assert found.keys() == {r.name for r in homes} - {moved.name, removed.name} | {b"moved"}
+        assert found[changed.name] == 0o40700
         await back(bench, opened)
-        everything = {record.name for record in (*files, new)}
-        assert {record.name for record in pool.children(inside)} == everything
-        await pool.remove(empty)
-        home = await pool.rename(await pool.update(home, mode=0o700), ROOT, b"other")
-        assert {record.name for record in pool.children(inside)} == everything
-        after = await names(opened)
+        assert {record.name for record in pool.children(inside)} == {record.name for record in (*files, new)}
+        assert {record.name: record.mode for record in pool.children(ROOT)} == found
+        everything = await names(opened)
     bench.absent = {1}
     async with bench.open() as opened:
         assert {record.name for record in opened.pool.children(inside)} == served | {b"new"}
     bench.absent = set()
-    assert await scanned(bench) == after
+    assert await scanned(bench) == everything
+    async with bench.open() as opened:
+        assert {record.name: record.mode for record in opened.pool.children(ROOT)} == found
 
 
 async def test_its_room_is_used_again(tmp_path: Path, expect_log: ExpectLog) -> None:
