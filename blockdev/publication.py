@@ -21,6 +21,7 @@ from blockdev.types import (
     ObjectId,
     SlotRef,
     Stamp,
+    stored,
 )
 
 
@@ -77,7 +78,7 @@ def head_record(
     :param owed: what this record replaces and must outlive
     """
     base = new.base
-    stored = sum(1 for extent in new.extents if not extent.is_hole)
+    held = len(stored(new.extents))
     return Descriptor(
         kind=new.kind,
         address=home.ref.address,
@@ -95,7 +96,7 @@ def head_record(
         ctime_ns=stamp,
         btime_ns=base.btime_ns if base is not None else stamp,
         size=new.size,
-        stored_size=new.size if stored == len(new.extents) else _stored_bytes(new),
+        stored_size=new.size if held == len(new.extents) else _stored_bytes(new, held),
         indexed=bool(indexes),
         extents=tuple(indexes) or new.extents,
         supersedes=tuple(owed),
@@ -105,11 +106,8 @@ def head_record(
     )
 
 
-def _stored_bytes(new: NewObject) -> int:
-    if not new.extents:
-        return len(new.inline)
-    holes = sum(1 for extent in new.extents if extent.is_hole)
-    return max(0, new.size * (len(new.extents) - holes) // len(new.extents))
+def _stored_bytes(new: NewObject, held: int) -> int:
+    return new.size * held // len(new.extents) if new.extents else len(new.inline)
 
 
 def body_record(
@@ -142,9 +140,9 @@ def extent_length(size: int, index: int, extent_size: int) -> int:
 
 def slots_of(head: Descriptor, extents: Iterable[ExtentRef]) -> list[SlotRef]:
     """Every slot that a version holds, its head first; `extents` as `Reader.extents` resolves them."""
-    listed = [extent.ref for extent in head.extents if not extent.is_hole]
-    resolved = [extent.ref for extent in extents if not extent.is_hole]
-    return list(dict.fromkeys([head.ref, *listed, *resolved]))
+    listed = stored(head.extents)
+    resolved = stored(extents) if extents is not head.extents else []
+    return list(dict.fromkeys([head.ref, *(extent.ref for _, extent in (*listed, *resolved))]))
 
 
 def moved(

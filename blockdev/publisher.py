@@ -33,6 +33,7 @@ from blockdev.types import (
     SlotNo,
     SlotRef,
     Xxh3,
+    stored,
 )
 from blockdev.versions import Versions
 
@@ -91,7 +92,7 @@ class Publisher:
 
     def consumed(self, new: NewObject) -> Consumed:
         """The reserved slots in `new`."""
-        return Consumed([e.ref for e in new.extents if not e.is_hole and self._room.is_reserved(e.ref)])
+        return Consumed([e.ref for _, e in stored(new.extents) if self._room.is_reserved(e.ref)])
 
     async def abandon(self, consumed: Consumed) -> None:
         """Free what a failed publication had taken."""
@@ -159,9 +160,9 @@ class Publisher:
         :raises ValueError: an extent that is neither reserved nor the base's
         :raises Unavailable: one whose slot failed meanwhile
         """
-        known = {*taken.fresh, *(extent.ref for extent in await self.base_extents(new))}
-        for extent in new.extents:
-            if extent.is_hole or extent.ref in known:
+        known = {*taken.fresh, *(extent.ref for _, extent in stored(await self.base_extents(new)))}
+        for _, extent in stored(new.extents):
+            if extent.ref in known:
                 continue
             if self._room.has_failed(extent.ref):
                 raise Unavailable(f"slot {tuple(extent.address)} failed while {new.name!r} was written")
@@ -179,8 +180,10 @@ class Publisher:
 
     async def _keepable(self, new: NewObject, current: Descriptor | None) -> Descriptor | None:
         """`current`, if `new` keeps slots of it and can be published by rewriting its head."""
-        shared = set(await self.base_extents(new)) & set(new.extents)
-        wanted = {extent.ref for extent in shared if not extent.is_hole}
+        shared = {one for _, one in stored(await self.base_extents(new))} & {
+            one for _, one in stored(new.extents)
+        }
+        wanted = {extent.ref for extent in shared}
         if (
             current is None
             or not wanted
@@ -188,17 +191,17 @@ class Publisher:
             or (current.directory, current.name) != (new.directory, new.name)
         ):
             return None
-        there = {extent.ref for extent in await self._reader.extents(current)}
+        there = {extent.ref for _, extent in stored(await self._reader.extents(current))}
         return current if wanted <= there else None
 
     async def _copied(self, new: NewObject, taken: Consumed) -> NewObject:
         """`new` with what it shares with its base copied to slots of its own."""
         base = new.base
         assert base is not None
-        shared = frozenset(await self.base_extents(new))
+        shared = frozenset(extent for _, extent in stored(await self.base_extents(new)))
         extents = list(new.extents)
-        for index, extent in enumerate(extents):
-            if extent.is_hole or extent not in shared:
+        for index, extent in stored(new.extents):
+            if extent not in shared:
                 continue
             length = extent_length(new.size, index, self._extent_size)
             ref = await self._room.reserve(self._room.class_for(length))
@@ -231,8 +234,8 @@ class Publisher:
 
         bodies = [
             (index, extent)
-            for index, extent in enumerate(new.extents)
-            if not extent.is_hole and extent.ref in own and extent.ref != head
+            for index, extent in stored(new.extents)
+            if extent.ref in own and extent.ref != head
         ]
         if bodies:
             await for_each(bodies, write, at_once=min(len(bodies), _BODIES_AT_ONCE))
@@ -259,12 +262,12 @@ class Publisher:
         slot_class = layout.index_class(len(new.extents))
         step = layout.entries_per_index(slot_class)
         indexes: list[ExtentRef] = []
+        needed = {index // step for index, _ in stored(new.extents)}
         for number, start in enumerate(range(0, len(new.extents), step)):
-            listed = new.extents[start : start + step]
-            if all(extent.is_hole for extent in listed):
+            if number not in needed:
                 indexes.append(HOLE)
                 continue
-            entries = layout.pack_extents(listed)
+            entries = layout.pack_extents(new.extents[start : start + step])
             ref = await self._room.reserve(slot_class)
             taken.fresh.append(ref)
             with self._buffers.take(padded(len(entries))) as buffer:

@@ -13,7 +13,7 @@ from blockdev.errors import ChecksumError, FormatError, Raced
 from blockdev.media import Media
 from blockdev.memory import PageBuffers, padded
 from blockdev.publication import extent_length
-from blockdev.types import HOLE, Descriptor, ExtentRef, Kind, RegionId, SlotRef
+from blockdev.types import HOLE, Descriptor, ExtentRef, Extents, Kind, RegionId, SlotRef, stored
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class Reader:
         """These are the extents of a version that its name now stands for: from here on it may be reachable."""
         key = _first_index(head)
         if key is not None:
-            self._regions[key] = frozenset(RegionId(e.device, e.region) for e in extents if not e.is_hole)
+            self._regions[key] = frozenset(RegionId(e.device, e.region) for _, e in stored(extents))
 
     def forget(self, head: Descriptor) -> None:
         """A version is gone."""
@@ -127,7 +127,7 @@ class Reader:
             with self._buffers.take(slot_class.payload_size) as buffer:
                 await self._read_verified(head, ref, length, buffer)
                 found += layout.unpack_extents(buffer[:length])
-        return tuple(found)
+        return Extents(found)
 
     async def read_extent(self, head: Descriptor, index: int, into: memoryview) -> int:
         """Fill `into` with extent `index`; returns its used bytes.

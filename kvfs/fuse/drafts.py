@@ -18,7 +18,7 @@ import trio
 from blockdev.errors import BlockError
 from blockdev.publication import NewObject
 from blockdev.tasks import background
-from blockdev.types import HOLE, NAME_MAX, Descriptor, DirectoryId, ExtentRef
+from blockdev.types import HOLE, NAME_MAX, Descriptor, DirectoryId, ExtentRef, Extents, stored
 from kvfs.elsewhere import until_stored
 from kvfs.errors import FramesError
 from kvfs.fuse.content import DraftContent, DraftExtent
@@ -343,7 +343,11 @@ class Draft:
             self._services.memory.take_back(own, error)
             raise
         self._let_extents_go(new.extents, published=True)
-        versions.forget(set(content.base_extents).difference(new.extents))
+        versions.forget(
+            {extent for _, extent in stored(content.base_extents)}.difference(
+                e for _, e in stored(new.extents)
+            )
+        )
         versions.pin(record)
         if base is not None:
             versions.unpin(base)
@@ -391,7 +395,7 @@ class Draft:
         content, memory = self.content, self._services.memory
         count = -(-content.size // content.extent_size)
         result = [HOLE] * count
-        for index in range(len(content.base_extents)):
+        for index, _ in stored(content.base_extents):
             kept = content.kept(index) if index < count else None
             if kept is not None:
                 result[index] = kept
@@ -404,7 +408,7 @@ class Draft:
         for index, extent in sorted(content.extents.items()):
             slot, xxh3 = await memory.settle(extent, nursery)
             result[index] = ExtentRef(*slot, xxh3)
-        return tuple(result)
+        return Extents(result)
 
     # --- the end
 

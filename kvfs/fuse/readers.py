@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 
 from blockdev.errors import BlockError
-from blockdev.types import MIB, Descriptor, ExtentRef
+from blockdev.types import MIB, Descriptor, ExtentRef, stored
 from kvfs.frames import Frame
 from kvfs.fuse.ports import MustWait, PoolPort
 from kvfs.fuse.versions import Versions
@@ -80,9 +80,10 @@ class Readers:
         reader = Reader(self._pool.extent_size, record, self._versions, self._zeros, self._ahead)
         try:
             reader.extents = await self._pool.extents(record)
-            stored = [index for index, extent in enumerate(reader.extents) if not extent.is_hole]
-            if record.size <= self._whole_limit and self._share.promise(len(stored)):
-                await self._fetch(reader, stored)
+            if record.size <= self._whole_limit:
+                held = [index for index, _ in stored(reader.extents)]
+                if self._share.promise(len(held)):
+                    await self._fetch(reader, held)
         except BaseException:
             self.close(reader)
             raise
@@ -91,23 +92,23 @@ class Readers:
 
     def open_now(self, record: Descriptor) -> Reader:
         """As `open`, of what is in memory whole. :raises MustWait: it is not, or is not there"""
-        stored = [index for index, extent in enumerate(record.extents) if not extent.is_hole]
+        held = [index for index, _ in stored(record.extents)]
         if record.indexed or record.size > self._whole_limit or self.must_wait_to_close:
             raise MustWait
-        if not self._share.promise(len(stored)):
+        if not self._share.promise(len(held)):
             raise MustWait
         frames: list[Frame] = []
         try:
-            frames = self._versions.get_now(record.extents[index] for index in stored)
+            frames = self._versions.get_now(record.extents[index] for index in held)
             self._versions.pin(record)
         except (MustWait, BlockError) as error:
-            self._share.forgo(len(stored))
+            self._share.forgo(len(held))
             for frame in frames:
                 self._versions.unpin_frame(frame)
             raise MustWait from error
         reader = Reader(self._pool.extent_size, record, self._versions, self._zeros, self._ahead)
         reader.extents = record.extents
-        for index, frame in zip(stored, frames, strict=True):
+        for index, frame in zip(held, frames, strict=True):
             reader.frames[index] = frame
             self._share.add(frame)
         self._pool.touch(record)

@@ -14,7 +14,21 @@ from blockdev.opening import OpenOptions, open_pool
 from blockdev.pool import Pool
 from blockdev.publication import NewObject
 from blockdev.testing import MemoryDevice
-from blockdev.types import HOLE, MIB, ROOT, Descriptor, ExtentRef, SlotClass, Xxh3
+from blockdev.types import (
+    HOLE,
+    MIB,
+    ROOT,
+    Descriptor,
+    DeviceNo,
+    ExtentRef,
+    Extents,
+    Generation,
+    RegionNo,
+    SlotClass,
+    SlotNo,
+    Xxh3,
+    stored,
+)
 
 EXTENT = 2 * MIB
 TIB = 1 << 40
@@ -83,3 +97,12 @@ async def test_hundreds_of_extents(tmp_path: Path):
         assert record is not None
         await opened.pool.remove(record)
         assert opened.pool.totals().used == 0
+
+
+def test_what_is_stored_of_a_file_of_holes() -> None:
+    one = ExtentRef(DeviceNo(0), RegionNo(1), SlotNo(2), Generation(3), Xxh3(4))
+    hole_from_media = ExtentRef(*HOLE)
+    extents = (HOLE, one, hole_from_media, one)
+    assert stored(extents) == stored(Extents(extents)) == [(1, one), (3, one)]
+    sparse = Extents(extents)
+    assert stored(sparse) is stored(sparse), "looked at once"
