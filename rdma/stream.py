@@ -42,8 +42,9 @@ __all__ = [
 ]  # fmt: skip
 
 BYTES_UNDER_WAY: Final = 32 << 20
-"""Most bytes under way from one device: enough to keep a fast drive busy, few enough that what is most urgent does not share it
-with much else. 64 MiB were no faster, and hid less of the loading behind computing (docs/performance.md)."""
+"""Most bytes under way from one device for who takes outcomes as they arrive: enough to keep a fast drive busy, few enough that
+what is most urgent does not share it with much else. 64 MiB hid less of the loading behind computing, but loaded faster
+(docs/performance.md), so that is what there is for what is wanted together."""
 
 _TIDY: Final = 256
 """Deadlines of ended requests that are kept before they are looked through."""
@@ -158,7 +159,7 @@ class _Ticket(Generic[E]):
 class _Transfer(Generic[E]):
     """One read, and those who wait for it; the first one's buffer is read into."""
 
-    __slots__ = ("deadline", "extent", "is_waiting", "priority", "size", "tickets")
+    __slots__ = ("deadline", "extent", "is_waiting", "priority", "size", "tickets", "together")
 
     def __init__(self, ticket: _Ticket[E]) -> None:
         want = ticket.want
@@ -166,6 +167,7 @@ class _Transfer(Generic[E]):
         self.size = want.into.nbytes
         self.priority = want.priority
         self.deadline = want.deadline
+        self.together = ticket.batch.together
         self.tickets = [ticket]
         self.is_waiting = True
 
@@ -178,9 +180,13 @@ class _Transfer(Generic[E]):
 
 
 class Batch(Generic[E]):
-    """The outcomes of some requests, in order of arrival; see the module. Made by `Stream.batch`."""
+    """The outcomes of some requests, in order of arrival; see the module. Made by `Stream.batch`.
 
-    def __init__(self, stream: Stream[E], wants: Sequence[Want[E]]) -> None:
+    :ivar together: none is of use before the last has come
+    """
+
+    def __init__(self, stream: Stream[E], wants: Sequence[Want[E]], *, together: bool) -> None:
+        self.together = together
         self._stream = stream
         self._tickets = [_Ticket(want, self) for want in wants]
         self._outstanding = len(self._tickets)
@@ -238,9 +244,13 @@ class Stream(Generic[E]):
         self._counts = _Counts()
         self._closed = False
 
-    def batch(self, wants: Sequence[Want[E]]) -> Batch[E]:
-        """Ask for these, once the batch is entered. :raises StreamClosed: (then)"""
-        return Batch(self, wants)
+    def batch(self, wants: Sequence[Want[E]], *, together: bool = False) -> Batch[E]:
+        """Ask for these, once the batch is entered.
+
+        :param together: nobody looks at the first outcome before the last has come: more may be under way at once
+        :raises StreamClosed: (then)
+        """
+        return Batch(self, wants, together=together)
 
     def close(self) -> None:
         """Begin nothing any more; what waits ends with StreamClosed."""

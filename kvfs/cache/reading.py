@@ -174,10 +174,11 @@ class CacheReader:
 
     @asynccontextmanager
     async def stream(
-        self, jobs: Sequence[Job], priority: Priority, deadline: float
+        self, jobs: Sequence[Job], priority: Priority, deadline: float, *, together: bool = False
     ) -> AsyncIterator[Arrivals]:
         """Their arrivals; behind the block nothing writes into their memory any more, but what `pending` says.
 
+        :param together: none is of use before the last has come
         :raises BadBuffer: one is too small; nothing was read then
         """
         with ExitStack() as pins:
@@ -189,7 +190,7 @@ class CacheReader:
                 for extent, part in await self._extents(job):
                     wants[Want(extent, part, priority, deadline)] = job
             ready = [job for job in jobs if not job.left]
-            async with self._stream.batch([*wants]) as batch:
+            async with self._stream.batch([*wants], together=together) as batch:
                 yield Arrivals(ready, batch, wants, self)
 
     def finished(self, job: Job) -> Got:
