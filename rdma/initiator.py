@@ -214,22 +214,24 @@ class Initiator:
         await trio.lowlevel.checkpoint_if_cancelled()
         self._check_open()
         deadline = trio.current_time() + self._options.io_timeout
-        with trio.CancelScope(shield=True):
-            while True:
+        while True:
+            session = self._session
+            if session is None or session.broken.is_set():
                 session = await self._ready(deadline)
-                try:
-                    await self._send(what, session, commands(session), deadline)
-                except TransportBroken:
-                    if what != "read":
-                        raise
-                    self._check_open()
-                    await trio.lowlevel.checkpoint()  # for who takes note that the session is over
-                else:
-                    return
+            try:
+                await self._send(what, session, commands(session), deadline)
+            except TransportBroken:
+                if what != "read":
+                    raise
+                self._check_open()
+                # For who takes note that the session is over.
+                await trio.lowlevel.cancel_shielded_checkpoint()
+            else:
+                return
 
     async def _ready(self, deadline: float) -> Session:
         """The session, when there is one."""
-        with trio.move_on_at(deadline):
+        with trio.CancelScope(deadline=deadline, shield=True):
             while self._session is None or self._session.broken.is_set():
                 self._check_open()
                 await self._changed.wait()
@@ -243,7 +245,7 @@ class Initiator:
     ) -> None:
         sent: list[_Sent] = []
         error: TransportError | None = None
-        with trio.move_on_at(deadline) as patience:
+        with trio.CancelScope(deadline=deadline, shield=True) as patience:
             try:
                 for command in commands:
                     queue = session.queue()
@@ -263,7 +265,7 @@ class Initiator:
 
     async def _give_up(self, session: Session, late: Sequence[_Sent]) -> None:
         """See that these are not under way any more."""
-        with trio.move_on_after(self._options.abort_timeout):
+        with trio.move_on_after(self._options.abort_timeout, shield=True):
             try:
                 for one in late:
                     await session.admin.begin(wire.abort(one.queue.number, one.call.command_id))

@@ -24,7 +24,7 @@ import heapq
 import itertools
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -64,9 +64,19 @@ class Source(Protocol[E_contra]):
     def device_of(self, extent: E_contra, /) -> Hashable:
         """What bounds the bytes under way."""
 
-    async def read(self, extent: E_contra, into: Any, /) -> int:  # noqa: ANN401 - what is in `Want.into`
+    async def read(
+        self,
+        extent: E_contra,
+        into: Any,  # noqa: ANN401 - what is in `Want.into`
+        landed: Callable[[], None],
+        /,
+    ) -> int:
         """Fill `into`; return how many of its bytes are the extent's. Not cut short by cancellation: if it raises
-        Cancelled, it has not begun."""
+        Cancelled, it has not begun.
+
+        :param landed: may be called when the device has nothing more to do with it, though it is not done yet: the next
+            read is then begun
+        """
 
 
 class Into(Protocol):
@@ -354,17 +364,24 @@ class Stream(Generic[E]):
 
     async def _run(self, lane: Lane[_Transfer[E]], transfer: _Transfer[E], priority: Priority) -> None:
         error: Exception | None = StreamClosed("the stream was closed")
-        length = 0
+        length, has_landed = 0, False
+
+        def landed() -> None:
+            nonlocal has_landed
+            if not has_landed:
+                has_landed = True
+                lane.ended(transfer.size, priority)
+                self._pump(lane)
+
         try:
-            length = await self._source.read(transfer.extent, transfer.tickets[0].want.into)
+            length = await self._source.read(transfer.extent, transfer.tickets[0].want.into, landed)
             error = None
         except self._source.failures as failure:
             error = failure
         finally:
-            lane.ended(transfer.size, priority)
             self._forget(transfer)
             self._finish(transfer, length, error)
-            self._pump(lane)
+            landed()
 
     def _finish(self, transfer: _Transfer[E], length: int, error: Exception | None) -> None:
         if error is None:
@@ -446,6 +463,6 @@ class DeviceSource:
     def device_of(self, extent: Span) -> Hashable:
         return id(extent.device)
 
-    async def read(self, extent: Span, into: memoryview) -> int:
+    async def read(self, extent: Span, into: memoryview, landed: Callable[[], None]) -> int:
         await extent.device.read_into(extent.offset, into)
         return into.nbytes

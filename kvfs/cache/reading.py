@@ -8,7 +8,7 @@ tier has the extent already, they are copied from a frame of it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Hashable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
@@ -63,10 +63,10 @@ class PoolSource:
     def device_of(self, extent: PoolExtent) -> Hashable:
         return extent.slot.device
 
-    async def read(self, extent: PoolExtent, into: memoryview | GpuMemory) -> int:
+    async def read(self, extent: PoolExtent, into: memoryview | GpuMemory, landed: Callable[[], None]) -> int:
         """:raises BlockError, FramesError, CudaError:"""
         if not isinstance(into, GpuMemory) and extent.direct:
-            return await self._pool.read_extent(extent.record, extent.index, into)
+            return await self._pool.read_extent(extent.record, extent.index, into, landed)
         frame = await self._frames.get(extent.record, extent.index, extent.slot)
         try:
             into[:] = frame.view[: into.nbytes]

@@ -31,14 +31,16 @@ class Gated:
 
     def __init__(self) -> None:
         self.begun: list[str] = []
+        self.landed: dict[str, Callable[[], None]] = {}
         self._gates: dict[str, trio.Event] = {}
         self.error: DeviceError | None = None
 
     def device_of(self, extent: str) -> Hashable:
         return extent[0]
 
-    async def read(self, extent: str, into: memoryview) -> int:
+    async def read(self, extent: str, into: memoryview, landed: Callable[[], None]) -> int:
         self.begun.append(extent)
+        self.landed[extent] = landed
         gate = self._gates.setdefault(extent, trio.Event())
         with trio.CancelScope(shield=True):
             await gate.wait()
