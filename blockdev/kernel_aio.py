@@ -1,7 +1,7 @@
-"""The kernel's asynchronous I/O, through its system calls: writes that are begun in one call and take no thread.
+"""The kernel's asynchronous I/O, through its system calls: transfers that are begun in one call and take no thread.
 
-Only writes that can be begun without waiting: where the kernel would have to wait for room in the device's queue, for
-memory or for a lock, it says so instead; or what is written to lies in memory. The only module that knows the calls'
+Only those that can be begun without waiting: where the kernel would have to wait for room in the device's queue, for
+memory or for a lock, it says so instead; or what is read or written lies in memory. The only module that knows the calls'
 numbers and structures.
 """
 
@@ -13,12 +13,12 @@ import os
 import platform
 import struct
 from contextlib import suppress
+from enum import IntEnum
 
 from blockdev.memory import address_of
 
 _NUMBERS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
 """Of io_setup, io_destroy, io_getevents and io_submit, by machine."""
-_WRITE = 1
 _TELL_EVENTFD = 1
 _NOWAIT = 8
 _REQUEST = struct.Struct("=QIiHhIQQqQII")
@@ -33,11 +33,18 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC_WITH_LOCK = ctypes.PyDLL(None, use_errno=True)
 
 
-class AioQueue:
-    """Writes under way on any descriptors. Any thread may begin one, one at a time may reap.
+class Operation(IntEnum):
+    """As the kernel numbers them."""
 
-    :param depth: most writes under way
-    :ivar fd: becomes readable when writes have ended; it does not block
+    READ = 0
+    WRITE = 1
+
+
+class AioQueue:
+    """Transfers under way on any descriptors. Any thread may begin one, one at a time may reap.
+
+    :param depth: most transfers under way
+    :ivar fd: becomes readable when some have ended; it does not block
     :raises OSError: the system does not have it, or not for so many
     """
 
@@ -51,15 +58,24 @@ class AioQueue:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._events = ctypes.create_string_buffer(_EVENT.size * _AT_ONCE)
 
-    def write(self, fd: int, offset: int, buffer: memoryview, token: int, *, in_memory: bool = False) -> None:
-        """Begin to write. The buffer must stay as it is until the token comes back.
+    def begin(
+        self,
+        operation: Operation,
+        fd: int,
+        offset: int,
+        buffer: memoryview,
+        token: int,
+        *,
+        in_memory: bool = False,
+    ) -> None:
+        """Begin to read or write. The buffer is the kernel's until the token comes back.
 
-        :param in_memory: what is written to is a file in memory, for which nothing need be waited
+        :param in_memory: the file is one in memory, for which nothing need be waited
         :raises OSError: it has not begun; EAGAIN if it would have to wait, EOPNOTSUPP if it always would
         """
         request = ctypes.create_string_buffer(
             _REQUEST.pack(
-                token, 0, 0 if in_memory else _NOWAIT, _WRITE, 0, fd,
+                token, 0, 0 if in_memory else _NOWAIT, operation, 0, fd,
                 address_of(buffer), buffer.nbytes, offset, 0, _TELL_EVENTFD, self.fd,
             ),
             _REQUEST.size,
@@ -69,7 +85,7 @@ class AioQueue:
         self._call(self._submit, self._context, ctypes.c_long(1), ctypes.byref(pointer), libc=libc)
 
     def reap(self) -> list[tuple[int, int]]:
-        """Tokens of the writes that have ended, each with its bytes, or a negative errno. Never waits."""
+        """Tokens of the transfers that have ended, each with its bytes, or a negative errno. Never waits."""
         with suppress(BlockingIOError):
             os.eventfd_read(self.fd)
         ended: list[tuple[int, int]] = []

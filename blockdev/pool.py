@@ -234,16 +234,19 @@ class Pool:
         self._check_open()
         return await self._reader.extents(record)
 
-    async def read_extent(self, record: Descriptor, index: int, into: memoryview) -> int:
+    async def read_extent(
+        self, record: Descriptor, index: int, into: memoryview, landed: Callable[[], None] | None = None
+    ) -> int:
         """Fill `into` (page-aligned, whole pages) with extent `index`, verified; returns its used bytes.
 
         An object whose bytes are wrong is dropped before the error is raised: from then on it is a miss.
 
+        :param landed: called when the device has done its part, at least once if it has one
         :raises ChecksumError, Raced, Unavailable, DeviceError:
         """
         self._check_open()
         try:
-            return await self._reader.read_extent(record, index, into)
+            return await self._reader.read_extent(record, index, into, landed)
         except ChecksumError as error:
             await self._departures.quarantine(record, error)  # noqa: ASYNC120 - shielded inside
             raise

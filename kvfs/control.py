@@ -1,4 +1,4 @@
-"""Between the command and a running mount: a unix socket that carries versioned JSON lines.
+"""Between the command and who has a pool open, mounts first of all: a unix socket that carries versioned JSON lines.
 
     client  {"kvfs": 1, "request": "scrub", "arguments": {…}}
     server  {"kvfs": 1, "progress": {…}}        any number of times
@@ -83,7 +83,7 @@ async def serve(
 
 def _listen(path: Path) -> trio.socket.SocketType:
     """Bound under another name and renamed, so that it is never reachable with the wrong mode."""
-    spare = path.with_name(f".control.{os.getpid()}")
+    spare = path.with_name(f".{path.name}.{os.getpid()}")
     spare.unlink(missing_ok=True)
     plain = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with _short_path(spare) as address:

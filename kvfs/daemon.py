@@ -16,7 +16,7 @@ from kvfs import __version__, control
 from kvfs.assemble import assembled, serve_mount
 from kvfs.metrics import StatisticsCollector, from_trio, serve_metrics
 from kvfs.mountpoint import unmount_command, unmount_refused
-from kvfs.report import GAUGES, describe_pool, scrub_report, statistics_of
+from kvfs.report import GAUGES, describe_pool, scrub_report, statistics_of_mount
 from kvfs.sd_notify import notify
 from kvfs.state import MountRecord
 from kvfs.warming import warm
@@ -115,7 +115,7 @@ class Service:
         }
 
     def _statistics(self) -> Json:
-        return statistics_of(self._pool, self._frames, self._mount)
+        return statistics_of_mount(self._pool, self._frames, self._mount)
 
     async def _status(self, _arguments: Json, _report: Report) -> Json:
         return describe_pool(self._pool) | {

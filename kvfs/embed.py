@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
 from blockdev.tasks import background
+from kvfs import control
 from kvfs.assemble import assembled
 from kvfs.cache import Cache
 from kvfs.cache.api import Tier
 from kvfs.cache.reading import PoolSource
 from kvfs.config import Config, load_config
 from kvfs.prefetcher import Mode, Prefetcher
+from kvfs.report import statistics_of_cache
 from kvfs.state import PoolFolder, StateDirectory, default_root
 from kvfs.watch import Watch
 from rdma.buffers import Arena, allocate
@@ -24,7 +27,7 @@ from rdma.host_memory import PAGE
 from rdma.stream import open_stream
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from kvfs.assemble import Assembly
     from kvfs.cache import Namespace
@@ -66,13 +69,30 @@ async def open_cache(
         # The outer one only sees to it that errors leave as themselves: the inner nurseries put them into groups.
         async with background(), _members(folder, config) as (assembly, stream, prefetcher):
             cache = Cache(assembly.pool, Tier(assembly.frames, prefetcher), stream, namespace, arena)
-            try:
-                yield cache
-            finally:
-                cache.close()
+            figures = partial(statistics_of_cache, assembly.pool, assembly.frames, cache)
+            async with background() as nursery:
+                await nursery.start(_answer, folder, figures)
+                try:
+                    yield cache
+                finally:
+                    cache.close()
     finally:
         if arena is not None:
             arena.close()
+
+
+async def _answer(
+    folder: PoolFolder,
+    figures: Callable[[], control.Json],
+    *,
+    task_status: trio.TaskStatus[None],
+) -> None:
+    """Tell the command what the cache does, for as long as it is open."""
+
+    async def stats(_arguments: control.Json, _report: control.Report) -> control.Json:
+        return figures()
+
+    await control.serve(folder.new_cache().path, {"stats": stats}, task_status=task_status)
 
 
 class _Parts(NamedTuple):

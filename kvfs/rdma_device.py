@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
@@ -45,7 +45,8 @@ from rdma.verbs import open_verbs
 from rdma.verbs.way import Portal as Place
 
 if TYPE_CHECKING:
-    from rdma.transport import Fabric, Registration
+    from rdma.nvme_wire import CmRequest
+    from rdma.transport import Connection, Fabric, Registration
 
 
 @asynccontextmanager
@@ -141,6 +142,38 @@ class _Kept:
             registration.close()
 
 
+class _Way:
+    """A `rdma.transport.Fabric` that is looked for when it is first used: one of several may not be there yet.
+
+    :param opened: where it is kept open
+    :param known: what is done about it meanwhile
+    """
+
+    def __init__(
+        self,
+        portal: Portal,
+        opened: AsyncExitStack,
+        known: Callable[[Fabric], AbstractContextManager[None]],
+    ) -> None:
+        self._portal = portal
+        self._opened = opened
+        self._known = known
+        self._fabric: Fabric | None = None
+
+    async def connect(self, request: CmRequest) -> Connection:
+        if self._fabric is None:
+            async with AsyncExitStack() as opening:
+                fabric = await opening.enter_async_context(way_to(self._portal))
+                opening.enter_context(self._known(fabric))
+                self._opened.push_async_exit(opening.pop_all())
+            self._fabric = fabric
+        return await self._fabric.connect(request)
+
+    def register(self, view: memoryview) -> Registration:
+        assert self._fabric is not None, "memory is registered for a connection"
+        return self._fabric.register(view)
+
+
 class RdmaDevices:
     """Opens devices over RDMA, whose connections live in one nursery. Made by `rdma_devices`."""
 
@@ -151,27 +184,25 @@ class RdmaDevices:
         self._kept: list[_Kept] = []
 
     async def open(self, name: NamespaceName) -> RdmaDevice:
-        """The namespace, connected; by the first of its target's portals that can be reached.
+        """The namespace, connected; by the first of its target's portals that can be reached, and by another one when that
+        breaks.
 
         :raises FabricsError: it cannot be had so; says why
         """
-        number, keys = _number(name), _keys(name.target.credentials)
-        host = targets.fabric().identity()
+        if name.target.credentials.tls:
+            raise FabricsError(f"{name} over RDMA: TLS is the kernel's: use path=kernel")
+        keys = _keys(name.target.credentials)
         resolved = await targets.resolved(name.target)
-        errors: list[FabricsError] = []
-        for portal in resolved.portals:
-            try:
-                who = self._identity(name, host, keys)
-                device: RdmaDevice = await self._nursery.start(self._hold, name, portal, number, who)
-            except TransportError as error:
-                errors.append(TargetUnreachable(f"{name} over RDMA: {error}"))
-            except (RefusedKey, KeyWanted) as error:
-                raise KeyRefused(f"{name} over RDMA: {error}") from None
-            except RdmaError as error:
-                raise FabricsError(f"{name} over RDMA: {error}") from None
-            else:
-                return device
-        raise errors[0]
+        who = self._identity(name, targets.fabric().identity(), keys)
+        try:
+            device: RdmaDevice = await self._nursery.start(self._hold, name, resolved.portals, who)
+        except TransportError as error:
+            raise TargetUnreachable(f"{name} over RDMA: {error}") from None
+        except (RefusedKey, KeyWanted) as error:
+            raise KeyRefused(f"{name} over RDMA: {error}") from None
+        except RdmaError as error:
+            raise FabricsError(f"{name} over RDMA: {error}") from None
+        return device
 
     @contextmanager
     def keeping(self, memory: Sequence[memoryview]) -> Iterator[None]:
@@ -201,16 +232,16 @@ class RdmaDevices:
     async def _hold(
         self,
         name: NamespaceName,
-        portal: Portal,
-        number: int,
+        portals: Sequence[Portal],
         who: Identity,
         task_status: trio.TaskStatus[RdmaDevice],
     ) -> None:
         """Have a device, until it is closed."""
         options = InitiatorOptions(io_timeout=self._settings.io_timeout)
-        async with way_to(portal) as way, open_initiator(way, who, number, options) as initiator:
-            device = RdmaDevice(initiator, str(name))
-            with self._known(way):
+        async with AsyncExitStack() as opened:
+            ways = [_Way(portal, opened, self._known) for portal in portals]
+            async with open_initiator(ways, who, name.namespace, options) as initiator:
+                device = RdmaDevice(initiator, str(name))
                 task_status.started(device)
                 await device.closed.wait()
 
@@ -226,15 +257,6 @@ class RdmaDevices:
                 self._open.remove(way)
             for one in self._kept:
                 one.forget(way)
-
-
-def _number(name: NamespaceName) -> int:
-    """:raises FabricsError: of what is named, this path can do without"""
-    if isinstance(name.namespace, UUID):
-        raise FabricsError(f"{name} over RDMA: name the namespace by its number, or use path=kernel")
-    if name.target.credentials.tls:
-        raise FabricsError(f"{name} over RDMA: TLS is the kernel's: use path=kernel")
-    return name.namespace
 
 
 def _keys(credentials: Credentials) -> Keys | None:

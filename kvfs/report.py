@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from blockdev.nvme import Namespace, Subsystem
     from blockdev.pool import Pool
     from blockdev.space import SpaceTotals
+    from kvfs.cache import Cache
     from kvfs.frames import FrameCache
     from kvfs.fuse.mount import Mount
 
@@ -43,7 +44,7 @@ GAUGES = (
     *(f"prefetch.{name}" for name in ("accuracy", "coverage", "expected", "unused", "window")),
     *(f"mount.{name}" for name in ("inodes", "open_files", "drafts", "notify.queued")),
 )
-"""Which names of `statistics_of` go up and down; the others count since the mount began."""
+"""Which names of `statistics_of_mount` go up and down; the others count since the mount began."""
 
 LIVE = "live"
 MISSING = "missing"
@@ -181,8 +182,20 @@ def class_name(slot_class: SlotClass) -> str:
     return format_size(slot_class.payload_size, " ") if slot_class.payload_size else "inline"
 
 
-def statistics_of(pool: Pool, frames: FrameCache, mount: Mount) -> Json:
+def statistics_of_mount(pool: Pool, frames: FrameCache, mount: Mount) -> Json:
     """What `kvfs stats` and the metrics show of a mount: a section a component."""
+    prefetch = plain(mount.prefetcher.statistics())
+    return _statistics(pool, frames, {"mount": plain(mount.statistics()), "prefetch": prefetch})
+
+
+def statistics_of_cache(pool: Pool, frames: FrameCache, cache: Cache) -> Json:
+    """The same of a process that uses the Cache API."""
+    own = plain(cache.statistics())
+    prefetch = own.pop("prefetch")
+    return _statistics(pool, frames, {"cache": own, "prefetch": prefetch})
+
+
+def _statistics(pool: Pool, frames: FrameCache, of_user: Json) -> Json:
     of_pool = pool.statistics()
     return {
         "pool": plain(of_pool.pool),
@@ -192,8 +205,7 @@ def statistics_of(pool: Pool, frames: FrameCache, mount: Mount) -> Json:
         "limbo": plain(of_pool.limbo),
         "space": space_of(of_pool.space),
         "frames": plain(frames.statistics()),
-        "mount": plain(mount.statistics()),
-        "prefetch": plain(mount.prefetcher.statistics()),
+        **of_user,
         "devices": {"unreachable": len(of_pool.unreachable_devices)} | _paths(pool),
     }
 

@@ -8,6 +8,7 @@
                       control.sock   between the command and the mount (kvfs.control)
                       mount.json     where, and by which process; left behind when that is killed
                       mount.log      what a background mount has to say
+                  caches/<pid>-<n>.sock  between the command and an engine's process that has the pool open
 
 The name is the end of the mount point's path and a hash of all of it: the same for every mount that is made there, and
 short, since the path of a socket may have no more than 107 bytes (kvfs.control gets by with longer ones).
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -34,6 +36,8 @@ from kvfs.errors import ConfigError, MountPointBusy, UnknownPool
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+_caches = itertools.count(1)
+"""Of this process, for the names of their sockets."""
 _NAME_LETTERS = 16
 """Of a mount point's path that its folder shows."""
 _POOL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -144,6 +148,17 @@ class MountFolder:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheSocket:
+    """Where a process that uses the Cache API answers the command. Left behind when that is killed."""
+
+    path: Path
+
+    @property
+    def pid(self) -> int:
+        return int(self.path.name.split("-")[0])
+
+
+@dataclass(frozen=True, slots=True)
 class PoolFolder:
     """Paths of one pool's state."""
 
@@ -169,6 +184,16 @@ class PoolFolder:
     def mount(self, mount_point: str) -> MountFolder:
         """Where the state of a (resolved) mount point is, or would be."""
         return MountFolder(self.path / "mounts" / named_after(mount_point, _NAME_LETTERS))
+
+    def new_cache(self) -> CacheSocket:
+        """For one more cache of this process; its folder is made."""
+        folder = self.path / "caches"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return CacheSocket(folder / f"{os.getpid()}-{next(_caches)}.sock")
+
+    def caches(self) -> list[CacheSocket]:
+        """Of live processes and of dead ones."""
+        return [CacheSocket(path) for path in sorted(self.path.glob("caches/[0-9]*-*.sock"))]
 
     def mounts(self) -> list[MountFolder]:
         """Those that are recorded: of live mounts and of dead ones."""

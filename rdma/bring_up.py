@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from uuid import UUID
 
 from rdma import nvme_wire as wire
 from rdma.authentication import Keys, authenticate
 from rdma.errors import CommandFailed, KeyRefused, KeyWanted, NotSupported
 from rdma.nvme_auth import Parties
 from rdma.nvme_identify import (
+    ACTIVE_MAX,
     ENABLE,
     IDENTIFY_SIZE,
     Capabilities,
     Controller,
     ControllerState,
     Namespace,
+    unpack_active,
+    unpack_uuid,
 )
 from rdma.nvme_status import AUTHENTICATION_REQUIRED
 from rdma.steps import Ask, Steps
@@ -71,9 +75,7 @@ def start_controller(who: Identity, depth: int, queues: int) -> Steps[Found]:
     capabilities = Capabilities.unpack(answer.result)
     yield Ask("enabling it", lambda _: wire.property_set(wire.Property.CC, ENABLE))
     yield from _wait_until_ready(capabilities.ready_seconds)
-    answer = yield Ask(
-        "asking what it is", lambda sgl: wire.identify(wire.Cns.CONTROLLER, sgl), answer=IDENTIFY_SIZE
-    )
+    answer = yield _identify("asking what it is", wire.Cns.CONTROLLER, 0)
     controller = Controller.unpack(answer.data)
     if not controller.takes_keyed:
         raise NotSupported(f"{who.subsystem} takes no keyed SGLs, without which nothing can be moved by RDMA")
@@ -88,16 +90,13 @@ def start_queue(who: Identity, queue: int, depth: int, controller: int) -> Steps
     yield from _connect(who, queue, depth, controller)
 
 
-def find_namespace(nsid: int) -> Steps[Namespace]:
-    """On the admin queue of a controller that is ready.
+def find_namespace(wanted: int | UUID) -> Steps[tuple[int, Namespace]]:
+    """On the admin queue of a controller that is ready; the namespace and its number.
 
     :raises NotSupported: it is not there, or its blocks carry more than data
     """
-    answer = yield Ask(
-        f"asking for namespace {nsid}",
-        lambda sgl: wire.identify(wire.Cns.NAMESPACE, sgl, nsid),
-        answer=IDENTIFY_SIZE,
-    )
+    nsid = (yield from _number_of(wanted)) if isinstance(wanted, UUID) else wanted
+    answer = yield _identify(f"asking for namespace {nsid}", wire.Cns.NAMESPACE, nsid)
     namespace = Namespace.unpack(answer.data)
     if not namespace.exists:
         raise NotSupported(f"there is no namespace {nsid}, or it is not active")
@@ -110,7 +109,26 @@ def find_namespace(nsid: int) -> Steps[Namespace]:
         raise NotSupported(
             f"namespace {nsid} has blocks of {namespace.block_size} bytes; at most {_PAGE} will do"
         )
-    return namespace
+    return nsid, namespace
+
+
+def _number_of(uuid: UUID) -> Steps[int]:
+    """:raises NotSupported: there is none"""
+    after = 0
+    while True:
+        answer = yield _identify("asking which namespaces there are", wire.Cns.ACTIVE_NAMESPACES, after)
+        numbers = unpack_active(answer.data)
+        for nsid in numbers:
+            answer = yield _identify(f"asking for the UUID of namespace {nsid}", wire.Cns.DESCRIPTORS, nsid)
+            if unpack_uuid(answer.data) == uuid:
+                return nsid
+        if len(numbers) < ACTIVE_MAX:
+            raise NotSupported(f"there is no namespace {uuid}, or it is not active")
+        after = numbers[-1]
+
+
+def _identify(why: str, what: wire.Cns, nsid: int) -> Ask:
+    return Ask(why, lambda sgl: wire.identify(what, sgl, nsid), answer=IDENTIFY_SIZE)
 
 
 def _connect(who: Identity, queue: int, depth: int, controller: int) -> Steps[int]:

@@ -3,7 +3,7 @@
 Has what `blockdev.device.Device` asks for; its errors are those of `rdma.errors`, to be translated where the two meet.
 
 When anything of a session breaks, all of it is torn down, and another one is made, with growing pauses, for as long as the
-initiator is open. What must always hold:
+initiator is open; of several ways to the target, over the next one. What must always hold:
 
 - When a call returns or raises, nothing is read from or written into its memory any more. A command that is not answered in
   time is aborted; if it is not answered then either, its session is torn down, which fences it.
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -34,9 +34,11 @@ from rdma.nvme_queue import Call
 from rdma.session import Session, SessionOptions, lent, start_session
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from rdma.bring_up import Identity
     from rdma.nvme_queue import Queue
-    from rdma.transport import Fabric
+    from rdma.transport import Fabric, Registration
 
 log = logging.getLogger(__name__)
 
@@ -93,16 +95,20 @@ class Initiator:
 
     is_file = False
 
-    def __init__(self, fabric: Fabric, who: Identity, nsid: int, options: InitiatorOptions) -> None:
-        self.name = f"{who.subsystem}/{nsid}"
+    def __init__(
+        self, ways: Sequence[Fabric], who: Identity, wanted: int | UUID, options: InitiatorOptions
+    ) -> None:
+        self.name = f"{who.subsystem}/{wanted}"
         """For people."""
         self.size = 0
         self.block_size = PAGE
         self.sessions = 0
         """How many there have been."""
-        self._fabric = fabric
+        self._ways = ways
+        self._way = 0
+        """Which of them is used, or tried next."""
         self._who = who
-        self._nsid = nsid
+        self._wanted = wanted
         self._options = options
         self._session: Session | None = None
         self._changed = trio.Event()
@@ -122,7 +128,7 @@ class Initiator:
 
     async def flush(self) -> None:
         """:raises CommandFailed, TransportError:"""
-        await self._operate("flush", lambda _: [wire.flush(self._nsid)])
+        await self._operate("flush", lambda session: [wire.flush(session.nsid)])
 
     async def discard(self, offset: int, length: int) -> None:
         """:raises ValueError, CommandFailed, TransportError:"""
@@ -134,8 +140,13 @@ class Initiator:
             await trio.lowlevel.checkpoint()
             return
         data = wire.pack_ranges([blocks])
-        with lent(self._fabric, data, len(data)) as (sgl, _):
-            await self._operate("discard", lambda _: [wire.deallocate(self._nsid, 1, sgl)])
+        with ExitStack() as lending:
+
+            def command(session: Session) -> list[wire.Command]:
+                sgl, _ = lending.enter_context(lent(session.fabric, data, len(data)))
+                return [wire.deallocate(session.nsid, 1, sgl)]
+
+            await self._operate("discard", command)
 
     @property
     def is_connected(self) -> bool:
@@ -181,41 +192,46 @@ class Initiator:
             self._check_open()
             await trio.lowlevel.checkpoint()
             return
-        registration = self._fabric.register(buffer)
+        registered: list[Registration] = []
 
         def commands(session: Session) -> Iterator[wire.Command]:
+            registration = session.fabric.register(buffer)
+            registered.append(registration)
             limit = session.found.controller.transfer_limit
             for piece in pieces(offset, buffer.nbytes, self.block_size, limit):
                 length = piece.count * self.block_size
                 sgl = wire.Keyed(registration.address + piece.start, length, registration.key)
-                yield make(self._nsid, piece.block, piece.count, sgl)
+                yield make(session.nsid, piece.block, piece.count, sgl)
 
         try:
             await self._operate(what, commands)
         finally:
-            registration.close()
+            for registration in registered:
+                registration.close()
 
     async def _operate(self, what: str, commands: Callable[[Session], Iterable[wire.Command]]) -> None:
         """Do all of these, at once, over all queues; not cut short by cancellation. A read is tried again."""
         await trio.lowlevel.checkpoint_if_cancelled()
         self._check_open()
         deadline = trio.current_time() + self._options.io_timeout
-        with trio.CancelScope(shield=True):
-            while True:
+        while True:
+            session = self._session
+            if session is None or session.broken.is_set():
                 session = await self._ready(deadline)
-                try:
-                    await self._send(what, session, commands(session), deadline)
-                except TransportBroken:
-                    if what != "read":
-                        raise
-                    self._check_open()
-                    await trio.lowlevel.checkpoint()  # for who takes note that the session is over
-                else:
-                    return
+            try:
+                await self._send(what, session, commands(session), deadline)
+            except TransportBroken:
+                if what != "read":
+                    raise
+                self._check_open()
+                # For who takes note that the session is over.
+                await trio.lowlevel.cancel_shielded_checkpoint()
+            else:
+                return
 
     async def _ready(self, deadline: float) -> Session:
         """The session, when there is one."""
-        with trio.move_on_at(deadline):
+        with trio.CancelScope(deadline=deadline, shield=True):
             while self._session is None or self._session.broken.is_set():
                 self._check_open()
                 await self._changed.wait()
@@ -229,7 +245,7 @@ class Initiator:
     ) -> None:
         sent: list[_Sent] = []
         error: TransportError | None = None
-        with trio.move_on_at(deadline) as patience:
+        with trio.CancelScope(deadline=deadline, shield=True) as patience:
             try:
                 for command in commands:
                     queue = session.queue()
@@ -249,7 +265,7 @@ class Initiator:
 
     async def _give_up(self, session: Session, late: Sequence[_Sent]) -> None:
         """See that these are not under way any more."""
-        with trio.move_on_after(self._options.abort_timeout):
+        with trio.move_on_after(self._options.abort_timeout, shield=True):
             try:
                 for one in late:
                     await session.admin.begin(wire.abort(one.queue.number, one.call.command_id))
@@ -263,10 +279,20 @@ class Initiator:
     # ── sessions ─────────────────────────────────────────────────────────────────────────────────────────
 
     async def connect(self, nursery: trio.Nursery) -> None:
-        """The first session. :raises NvmeError, TransportError:"""
-        session = await start_session(self._fabric, self._who, self._nsid, self._options.session, nursery)
-        self.size, self.block_size = session.size, session.namespace.block_size
-        self._change(session)
+        """The first session, over the first way that there is. :raises RdmaError: why there is none over the first"""
+        first: TransportError | None = None
+        for _ in self._ways:
+            try:
+                session = await self._start(nursery)
+            except TransportError as error:
+                first = first or error
+                self._turn()
+            else:
+                self.size, self.block_size = session.size, session.namespace.block_size
+                self._change(session)
+                return
+        assert first is not None, "there is a way"
+        raise first
 
     async def keep(self, nursery: trio.Nursery) -> None:
         """Connect again whenever the connection breaks, until closed."""
@@ -277,21 +303,30 @@ class Initiator:
                 await session.broken.wait()
                 log.info("%s: %s", self.name, session.why)
                 self._change(None)
-            await trio.sleep(_PAUSES[min(failures, len(_PAUSES) - 1)])
+                self._turn()
+            await trio.sleep(_PAUSES[min(failures // len(self._ways), len(_PAUSES) - 1)])
             try:
-                session = await start_session(
-                    self._fabric, self._who, self._nsid, self._options.session, nursery
-                )
+                session = await self._start(nursery)
             except RdmaError as error:
                 log.info("%s is not connected again yet: %s", self.name, error)
                 failures += 1
+                self._turn()
                 continue
             if (session.size, session.namespace.block_size) != shape:
                 session.tear_down(TransportClosed(f"{self.name} is not what it was"))
                 failures += 1
+                self._turn()
                 continue
             failures = 0
             self._change(session)
+
+    async def _start(self, nursery: trio.Nursery) -> Session:
+        way = self._ways[self._way]
+        return await start_session(way, self._who, self._wanted, self._options.session, nursery)
+
+    def _turn(self) -> None:
+        """To the next way."""
+        self._way = (self._way + 1) % len(self._ways)
 
     def _change(self, session: Session | None) -> None:
         self.sessions += session is not None
@@ -302,13 +337,15 @@ class Initiator:
 
 @asynccontextmanager
 async def open_initiator(
-    fabric: Fabric, who: Identity, nsid: int, options: InitiatorOptions | None = None
+    ways: Sequence[Fabric], who: Identity, wanted: int | UUID, options: InitiatorOptions | None = None
 ) -> AsyncIterator[Initiator]:
     """A namespace for the length of the block.
 
+    :param ways: to its target: one at a time is used, and the next one when that breaks
+    :param wanted: its number or its UUID
     :raises KeyWanted, NotSupported, CommandFailed, TransportError, MemoryRefused: it cannot be had
     """
-    initiator = Initiator(fabric, who, nsid, options or InitiatorOptions())
+    initiator = Initiator(ways, who, wanted, options or InitiatorOptions())
     refused: RdmaError | None = None
     async with trio.open_nursery() as nursery:
         try:

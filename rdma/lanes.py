@@ -1,7 +1,8 @@
 """What is asked of one device next: by priority, then by deadline, within a bound of bytes under way. Pure.
 
 One lane per device. What waits costs nothing; what is under way counts its bytes until it has ended. Prefetch gets at
-most half of them, so that who asks because he needs it finds room at once.
+most half of them, so that who asks because he needs it finds room at once. What is only of use together with others gets
+twice as many: a device is faster the more it has to do, and nobody waits for the first of them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import heapq
 import itertools
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 
 class Priority(IntEnum):
@@ -22,12 +23,17 @@ class Priority(IntEnum):
     """Somebody probably will."""
 
 
+_TOGETHER: Final = 2
+"""Times the bound of a lane, for what is wanted together."""
+
+
 class Urgent(Protocol):
     """What a lane orders. Its urgency may change while it waits: it is then put in again.
 
     :ivar size: bytes
     :ivar deadline: a moment of the clock that the lane's owner reads
     :ivar is_waiting: whether it is still to be begun
+    :ivar together: whether it is of no use before the last of those that it was asked for with
     """
 
     @property
@@ -42,6 +48,9 @@ class Urgent(Protocol):
     @property
     def is_waiting(self) -> bool: ...
 
+    @property
+    def together(self) -> bool: ...
+
 
 T = TypeVar("T", bound=Urgent)
 
@@ -54,7 +63,7 @@ class _Running:
 
 @dataclass(slots=True)
 class Lane(Generic[T]):
-    """:ivar limit: most bytes under way; a single one that is larger goes alone"""
+    """:ivar limit: most bytes under way, twice as many with what is wanted together; a single one that is larger goes alone"""
 
     limit: int
     _queue: list[tuple[Priority, float, int, T]] = field(default_factory=list)
@@ -83,7 +92,7 @@ class Lane(Generic[T]):
             if not item.is_waiting or (priority, deadline) != (item.priority, item.deadline):
                 heapq.heappop(self._queue)  # it left or has begun, or was put in again
                 continue
-            if not self._has_room(item.size, priority):
+            if not self._has_room(item.size, priority, self.limit * (_TOGETHER if item.together else 1)):
                 return None  # whoever comes later is less urgent, and must not overtake
             heapq.heappop(self._queue)
             self._running[priority].bytes += item.size
@@ -96,10 +105,10 @@ class Lane(Generic[T]):
         self._running[priority].bytes -= size
         self._running[priority].count -= 1
 
-    def _has_room(self, size: int, priority: Priority) -> bool:
+    def _has_room(self, size: int, priority: Priority, limit: int) -> bool:
         if not self.running:
             return True
-        if self.bytes_running + size > self.limit:
+        if self.bytes_running + size > limit:
             return False
         ahead = self._running[Priority.PREFETCH]
         return priority is Priority.DEMAND or not ahead.count or ahead.bytes + size <= self.limit // 2

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final
+from uuid import UUID
 
 import trio
 
@@ -20,13 +21,14 @@ from rdma.errors import TransportBroken, TransportClosed, TransportRefused
 from rdma.host_memory import address_of
 from rdma.memory_authentication import Authentication, Terms
 from rdma.nvme_auth import Parties
-from rdma.nvme_identify import IDENTIFY_SIZE, Capabilities
+from rdma.nvme_identify import IDENTIFY_SIZE, Capabilities, pack_uuid
 from rdma.nvme_status import AUTHENTICATION_REQUIRED, SUCCESS, Status
 
 ABORTED: Final = Status(0, 0x07)
 INVALID_OPCODE: Final = Status(0, 0x01)
 INVALID_NAMESPACE: Final = Status(0, 0x0B)
 OUT_OF_RANGE: Final = Status(0, 0x80, final=True)
+IDENTITY: Final = UUID(int=1)
 _CONTROLLER: Final = 7
 
 
@@ -115,6 +117,7 @@ class MemoryTarget:
     size: int = 4 << 20
     block_size: int = 4096
     metadata: int = 0
+    uuid: UUID = IDENTITY
     limit_shift: int = 8
     """MDTS: a command moves 4 KiB shifted by so much."""
     queues: int = 4
@@ -246,8 +249,7 @@ class MemoryTarget:
         if command.opcode in self.refuses:
             return 0, INVALID_OPCODE
         if command.opcode == wire.Admin.IDENTIFY:
-            described = self._controller if command.words[0] == wire.Cns.CONTROLLER else self._namespace
-            self._memory(command.data)[:] = described(command.nsid)
+            self._memory(command.data)[:] = self._described(wire.Cns(command.words[0]), command.nsid)
         elif command.opcode == wire.Admin.SET_FEATURES:
             return (self.queues - 1) << 16 | (self.queues - 1), SUCCESS
         elif command.opcode == wire.Admin.ABORT:
@@ -297,7 +299,16 @@ class MemoryTarget:
             raise KeyError(sgl)
         return region.view[start : start + sgl.length]
 
-    def _controller(self, _: int) -> bytes:
+    def _described(self, what: wire.Cns, nsid: int) -> bytes:
+        if what is wire.Cns.CONTROLLER:
+            return self._controller()
+        if what is wire.Cns.ACTIVE_NAMESPACES:
+            return (b"" if nsid else struct.pack("<I", 1)).ljust(IDENTIFY_SIZE, b"\0")
+        if what is wire.Cns.DESCRIPTORS:
+            return pack_uuid(self.uuid)
+        return self._namespace(nsid)
+
+    def _controller(self) -> bytes:
         data = bytearray(IDENTIFY_SIZE)
         data[4:24] = b"MEMORY".ljust(20)
         data[77] = self.limit_shift

@@ -8,11 +8,18 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from typing import Final
+from uuid import UUID
 
 from rdma.errors import WireError
 from rdma.nvme_wire import unpack_text
 
 IDENTIFY_SIZE: Final = 4096
+ACTIVE_MAX: Final = IDENTIFY_SIZE // 4
+"""Ids in an active namespace list that is full: more may follow."""
+
+_NGUID, _UUID = 2, 3
+"""Types of identifiers of a namespace."""
+_DESCRIPTOR = struct.Struct("<BBxx")
 
 _ONCS_DEALLOCATE = 1 << 2
 _ONCS_ZEROES = 1 << 3
@@ -145,6 +152,29 @@ def unpack_active(data: bytes | memoryview) -> list[int]:
     """The ids of an active namespace list (Base 5.17.2.2), ascending. :raises WireError:"""
     _check(data)
     return [nsid for (nsid,) in struct.iter_unpack("<I", data) if nsid]
+
+
+def unpack_uuid(data: bytes | memoryview) -> UUID | None:
+    """By which UUID a namespace is known, of its identification descriptors (Base 5.17.2.3): where it has none, by its
+    globally unique identifier, as the kernel has it. None if it has neither. :raises WireError:"""
+    _check(data)
+    found: dict[int, bytes] = {}
+    at = 0
+    while at + _DESCRIPTOR.size <= len(data):
+        kind, length = _DESCRIPTOR.unpack_from(data, at)
+        if not length:
+            break
+        at += _DESCRIPTOR.size + length
+        found[kind] = bytes(data[at - length : at])
+    value = found.get(_UUID) or found.get(_NGUID)
+    if value is not None and len(value) != 16:
+        raise WireError(f"an identifier of a namespace that has {len(value)} bytes, not 16")
+    return UUID(bytes=value) if value is not None and any(value) else None
+
+
+def pack_uuid(uuid: UUID) -> bytes:
+    """The descriptors of a namespace that has no other identifier."""
+    return (_DESCRIPTOR.pack(_UUID, 16) + uuid.bytes).ljust(IDENTIFY_SIZE, b"\0")
 
 
 def _check(data: bytes | memoryview) -> None:

@@ -96,6 +96,7 @@ class Cns(IntEnum):
     NAMESPACE = 0x00
     CONTROLLER = 0x01
     ACTIVE_NAMESPACES = 0x02
+    DESCRIPTORS = 0x03
 
 
 # ── where data are ───────────────────────────────────────────────────────────────────────────────────────────

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from typing import TypeVar
+from uuid import UUID
 
 import trio
 
@@ -45,6 +46,8 @@ class SessionOptions:
 class Session:
     """Made by `start_session`.
 
+    :ivar fabric: over which it is
+    :ivar nsid: the namespace's number
     :ivar found: what the controller said of itself
     :ivar queues: the I/O queues
     :ivar broken: set when it has ended
@@ -52,13 +55,14 @@ class Session:
     """
 
     found: Found
+    nsid: int
     namespace: Namespace
 
     def __init__(self, fabric: Fabric, who: Identity, nursery: trio.Nursery) -> None:
         self.admin: Queue
         self.queues: list[Queue] = []
         self.broken = trio.Event()
-        self._fabric = fabric
+        self.fabric = fabric
         self._who = who
         self._nursery = nursery
         self._turn = count()
@@ -81,7 +85,7 @@ class Session:
                 queue.tear_down(why)
             self.broken.set()
 
-    async def bring_up(self, nsid: int, options: SessionOptions) -> None:
+    async def bring_up(self, wanted: int | UUID, options: SessionOptions) -> None:
         """:raises NvmeError, TransportError:"""
         self.admin = await self._open(ADMIN_QUEUE, _ADMIN_ENTRIES, 0)
         self.found = await self._drive(
@@ -92,11 +96,11 @@ class Session:
             queue = await self._open(number, entries, self.found.number)
             self.queues.append(queue)
             await self._drive(queue, start_queue(self._who, number, entries, self.found.number))
-        self.namespace = await self._drive(self.admin, find_namespace(nsid))
+        self.nsid, self.namespace = await self._drive(self.admin, find_namespace(wanted))
         self._nursery.start_soon(self._keep_alive)
 
     async def _open(self, number: int, entries: int, controller: int) -> Queue:
-        connection = await self._fabric.connect(CmRequest(number, entries, entries, controller))
+        connection = await self.fabric.connect(CmRequest(number, entries, entries, controller))
         queue = Queue(connection, number, entries)
         self._nursery.start_soon(self._run, queue)
         return queue
@@ -130,7 +134,7 @@ class Session:
             if not size:
                 completion = await queue.command(asked.what, asked.command(NO_DATA))
                 return Answer(completion.result, b"")
-            with lent(self._fabric, asked.data, size) as (sgl, view):
+            with lent(self.fabric, asked.data, size) as (sgl, view):
                 completion = await queue.command(asked.what, asked.command(sgl))
                 return Answer(completion.result, bytes(view))
         except (CommandFailed, TransportBroken) as error:
@@ -165,17 +169,18 @@ def lent(fabric: Fabric, data: bytes, size: int) -> Iterator[tuple[Keyed, memory
 
 
 async def start_session(
-    fabric: Fabric, who: Identity, nsid: int, options: SessionOptions, nursery: trio.Nursery
+    fabric: Fabric, who: Identity, wanted: int | UUID, options: SessionOptions, nursery: trio.Nursery
 ) -> Session:
     """A session whose tasks run in `nursery` until it ends.
 
+    :param wanted: the namespace
     :raises TransportTimeout: it could not be had in time
     :raises NvmeError, TransportError:
     """
     session = Session(fabric, who, nursery)
     try:
         with trio.fail_after(options.connect_timeout):
-            await session.bring_up(nsid, options)
+            await session.bring_up(wanted, options)
     except trio.TooSlowError:
         late = TransportTimeout(f"{who.subsystem} could not be connected in {options.connect_timeout} s")
         session.tear_down(late)

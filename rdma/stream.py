@@ -24,7 +24,7 @@ import heapq
 import itertools
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -42,8 +42,9 @@ __all__ = [
 ]  # fmt: skip
 
 BYTES_UNDER_WAY: Final = 32 << 20
-"""Most bytes under way from one device: enough to keep a fast drive busy, few enough that what is most urgent does not share it
-with much else. 64 MiB were no faster, and hid less of the loading behind computing (docs/performance.md)."""
+"""Most bytes under way from one device for who takes outcomes as they arrive: enough to keep a fast drive busy, few enough that
+what is most urgent does not share it with much else. 64 MiB hid less of the loading behind computing, but loaded faster
+(docs/performance.md), so that is what there is for what is wanted together."""
 
 _TIDY: Final = 256
 """Deadlines of ended requests that are kept before they are looked through."""
@@ -63,9 +64,19 @@ class Source(Protocol[E_contra]):
     def device_of(self, extent: E_contra, /) -> Hashable:
         """What bounds the bytes under way."""
 
-    async def read(self, extent: E_contra, into: Any, /) -> int:  # noqa: ANN401 - what is in `Want.into`
+    async def read(
+        self,
+        extent: E_contra,
+        into: Any,  # noqa: ANN401 - what is in `Want.into`
+        landed: Callable[[], None],
+        /,
+    ) -> int:
         """Fill `into`; return how many of its bytes are the extent's. Not cut short by cancellation: if it raises
-        Cancelled, it has not begun."""
+        Cancelled, it has not begun.
+
+        :param landed: may be called when the device has nothing more to do with it, though it is not done yet: the next
+            read is then begun
+        """
 
 
 class Into(Protocol):
@@ -158,7 +169,7 @@ class _Ticket(Generic[E]):
 class _Transfer(Generic[E]):
     """One read, and those who wait for it; the first one's buffer is read into."""
 
-    __slots__ = ("deadline", "extent", "is_waiting", "priority", "size", "tickets")
+    __slots__ = ("deadline", "extent", "is_waiting", "priority", "size", "tickets", "together")
 
     def __init__(self, ticket: _Ticket[E]) -> None:
         want = ticket.want
@@ -166,6 +177,7 @@ class _Transfer(Generic[E]):
         self.size = want.into.nbytes
         self.priority = want.priority
         self.deadline = want.deadline
+        self.together = ticket.batch.together
         self.tickets = [ticket]
         self.is_waiting = True
 
@@ -178,9 +190,13 @@ class _Transfer(Generic[E]):
 
 
 class Batch(Generic[E]):
-    """The outcomes of some requests, in order of arrival; see the module. Made by `Stream.batch`."""
+    """The outcomes of some requests, in order of arrival; see the module. Made by `Stream.batch`.
 
-    def __init__(self, stream: Stream[E], wants: Sequence[Want[E]]) -> None:
+    :ivar together: none is of use before the last has come
+    """
+
+    def __init__(self, stream: Stream[E], wants: Sequence[Want[E]], *, together: bool) -> None:
+        self.together = together
         self._stream = stream
         self._tickets = [_Ticket(want, self) for want in wants]
         self._outstanding = len(self._tickets)
@@ -238,9 +254,13 @@ class Stream(Generic[E]):
         self._counts = _Counts()
         self._closed = False
 
-    def batch(self, wants: Sequence[Want[E]]) -> Batch[E]:
-        """Ask for these, once the batch is entered. :raises StreamClosed: (then)"""
-        return Batch(self, wants)
+    def batch(self, wants: Sequence[Want[E]], *, together: bool = False) -> Batch[E]:
+        """Ask for these, once the batch is entered.
+
+        :param together: nobody looks at the first outcome before the last has come: more may be under way at once
+        :raises StreamClosed: (then)
+        """
+        return Batch(self, wants, together=together)
 
     def close(self) -> None:
         """Begin nothing any more; what waits ends with StreamClosed."""
@@ -344,17 +364,24 @@ class Stream(Generic[E]):
 
     async def _run(self, lane: Lane[_Transfer[E]], transfer: _Transfer[E], priority: Priority) -> None:
         error: Exception | None = StreamClosed("the stream was closed")
-        length = 0
+        length, has_landed = 0, False
+
+        def landed() -> None:
+            nonlocal has_landed
+            if not has_landed:
+                has_landed = True
+                lane.ended(transfer.size, priority)
+                self._pump(lane)
+
         try:
-            length = await self._source.read(transfer.extent, transfer.tickets[0].want.into)
+            length = await self._source.read(transfer.extent, transfer.tickets[0].want.into, landed)
             error = None
         except self._source.failures as failure:
             error = failure
         finally:
-            lane.ended(transfer.size, priority)
             self._forget(transfer)
             self._finish(transfer, length, error)
-            self._pump(lane)
+            landed()
 
     def _finish(self, transfer: _Transfer[E], length: int, error: Exception | None) -> None:
         if error is None:
@@ -436,6 +463,6 @@ class DeviceSource:
     def device_of(self, extent: Span) -> Hashable:
         return id(extent.device)
 
-    async def read(self, extent: Span, into: memoryview) -> int:
+    async def read(self, extent: Span, into: memoryview, landed: Callable[[], None]) -> int:
         await extent.device.read_into(extent.offset, into)
         return into.nbytes

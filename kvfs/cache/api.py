@@ -211,7 +211,8 @@ class Cache:
 
         :raises BadBuffer: for one of them, before anything is read
         """
-        async with self.stream(pairs, deadline=deadline) as arrivals:
+        jobs = self._jobs(pairs)
+        async with self._reader.stream(jobs, Priority.DEMAND, deadline, together=True) as arrivals:
             outcomes = [got async for got in arrivals]
         return sorted(outcomes, key=lambda got: got.index)
 

@@ -8,7 +8,7 @@ tier has the extent already, they are copied from a frame of it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Hashable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
@@ -63,10 +63,10 @@ class PoolSource:
     def device_of(self, extent: PoolExtent) -> Hashable:
         return extent.slot.device
 
-    async def read(self, extent: PoolExtent, into: memoryview | GpuMemory) -> int:
+    async def read(self, extent: PoolExtent, into: memoryview | GpuMemory, landed: Callable[[], None]) -> int:
         """:raises BlockError, FramesError, CudaError:"""
         if not isinstance(into, GpuMemory) and extent.direct:
-            return await self._pool.read_extent(extent.record, extent.index, into)
+            return await self._pool.read_extent(extent.record, extent.index, into, landed)
         frame = await self._frames.get(extent.record, extent.index, extent.slot)
         try:
             into[:] = frame.view[: into.nbytes]
@@ -174,10 +174,11 @@ class CacheReader:
 
     @asynccontextmanager
     async def stream(
-        self, jobs: Sequence[Job], priority: Priority, deadline: float
+        self, jobs: Sequence[Job], priority: Priority, deadline: float, *, together: bool = False
     ) -> AsyncIterator[Arrivals]:
         """Their arrivals; behind the block nothing writes into their memory any more, but what `pending` says.
 
+        :param together: none is of use before the last has come
         :raises BadBuffer: one is too small; nothing was read then
         """
         with ExitStack() as pins:
@@ -189,7 +190,7 @@ class CacheReader:
                 for extent, part in await self._extents(job):
                     wants[Want(extent, part, priority, deadline)] = job
             ready = [job for job in jobs if not job.left]
-            async with self._stream.batch([*wants]) as batch:
+            async with self._stream.batch([*wants], together=together) as batch:
                 yield Arrivals(ready, batch, wants, self)
 
     def finished(self, job: Job) -> Got:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvfs.control import Json
-    from kvfs.state import MountFolder, MountRecord, PoolFolder, StateDirectory
+    from kvfs.state import CacheSocket, MountFolder, MountRecord, PoolFolder, StateDirectory
 
 MOUNTED = "mounted"
 DEAD = "dead"
@@ -51,6 +51,17 @@ def mounts_of(pool: PoolFolder) -> list[Found]:
 def live_mounts(pool: PoolFolder) -> list[Found]:
     """Those whose process is there."""
     return [found for found in mounts_of(pool) if found.alive]
+
+
+def caches_of(pool: PoolFolder) -> list[CacheSocket]:
+    """The processes that use a pool by the Cache API. What killed ones left is removed."""
+    alive = []
+    for cache in pool.caches():
+        if control.is_alive(cache.path):
+            alive.append(cache)
+        else:
+            cache.path.unlink(missing_ok=True)
+    return alive
 
 
 def is_alive(folder: MountFolder) -> bool:

@@ -117,6 +117,8 @@ class VerbsConnection:
         self._way = way
         self._queue = request.queue
         self._answers: deque[bytes] = deque()
+        self._is_drained = False
+        """Everything was polled since we last asked to be told of more: there is nothing until we are."""
         self._error: TransportError | None = None
         self._closers: list[Callable[[], None]] = [way.close]
         self._news = select.epoll()
@@ -192,7 +194,7 @@ class VerbsConnection:
 
     async def completion(self) -> bytes:
         while not self._answers:
-            if self._closers:
+            if self._closers and not self._is_drained:
                 self._poll()  # first of all: what came before the end still counts
             if not self._answers:
                 self._check()
@@ -236,6 +238,7 @@ class VerbsConnection:
     def _take_news(self) -> None:
         if self._error is not None:
             return
+        self._is_drained = False
         try:
             for descriptor, _ in self._news.poll(0):
                 if descriptor == self._channel_descriptor:
@@ -265,6 +268,7 @@ class VerbsConnection:
             while count == _BATCH:
                 count, ended = self._cq.poll(_BATCH)
                 self._take(ended)
+            self._is_drained = True
         except TransportBroken as error:
             self._break(error)
         except self._library.Error as error:

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
+_PIECE = 1 << 20
+
 
 class Kvfs:
     """The command, with a state directory of its own in `folder`."""
@@ -25,10 +27,17 @@ class Kvfs:
             [*self._command, *arguments], check=True, stdout=subprocess.PIPE, text=True
         ).stdout
 
-    def create(self, pool: str, device: Path, size: int) -> None:
-        """A pool of one file of `size` bytes, made for it."""
+    def create(self, pool: str, device: Path, size: int, *, written: bool = False) -> None:
+        """A pool of one file of `size` bytes, made for it.
+
+        :param written: every byte of it, as on a drive that is in use: the first write to a block of a file takes its file
+            system longer than later ones
+        """
         with device.open("xb") as file:  # not by the command, which makes none in /dev
             os.posix_fallocate(file.fileno(), 0, size)
+            for _ in range(0, size if written else 0, _PIECE):
+                file.write(bytes(_PIECE))
+            os.fsync(file.fileno())
         self("pool", "create", pool, str(device))
 
     @contextmanager

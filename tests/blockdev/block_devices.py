@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from blockdev.begun import BegunWrites
+from blockdev.begun import BegunTransfers
 from blockdev.file_device import FileDevice
 from blockdev.raw_file import RawFile
 from blockdev.types import PAGE
@@ -72,7 +72,7 @@ class GatedFile(RawFile):
         super().discard(offset, length)
 
 
-class GatedWrites(BegunWrites):
+class GatedWrites(BegunTransfers):
     """Writes that are begun, whose ends the kernel does not tell between `hold` and `let_go`."""
 
     def __init__(self, depth: int) -> None:

@@ -14,7 +14,7 @@ import pytest
 import trio
 import trio.testing
 
-from blockdev import file_device
+from blockdev import begun, file_device
 from blockdev.errors import DeviceClosed, DeviceError, DeviceGivenUp, DeviceLost, DeviceTimeout
 from blockdev.file_device import FileDevice, create_file, open_file_device
 from blockdev.kernel_aio import AioQueue
@@ -142,6 +142,17 @@ async def test_media_that_end_early_are_an_error(path: Path) -> None:
     await device.aclose()
 
 
+@pytest.fixture
+def threads_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system without transfers that are begun."""
+
+    def refuse(_: AioQueue, __: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(AioQueue, "__init__", refuse)
+
+
+@pytest.mark.usefixtures("threads_only")
 async def test_errors_of_the_system_keep_their_number(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device = await open_file_device(path)
 
@@ -155,6 +166,7 @@ async def test_errors_of_the_system_keep_their_number(path: Path, monkeypatch: p
     await device.aclose()
 
 
+@pytest.mark.usefixtures("threads_only")
 async def test_mistakes_in_the_thread_are_not_taken_for_success(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,6 +182,7 @@ async def test_mistakes_in_the_thread_are_not_taken_for_success(
     await device.aclose()
 
 
+@pytest.mark.usefixtures("threads_only")
 async def test_no_thread_left(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device = await open_file_device(path, queue_depth=1)
 
@@ -405,7 +418,7 @@ async def test_what_the_kernel_would_not_begin_is_not_tried_again_when_the_devic
     def refuse(*_: object, **__: object) -> None:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
-    monkeypatch.setattr(AioQueue, "write", refuse)
+    monkeypatch.setattr(AioQueue, "begin", refuse)
     device = GatedDevice(path, begun=GatedWrites(4))
     begun = device.begin_write(0, page_buffer(PAGE))
     assert begun is not None
@@ -526,6 +539,41 @@ async def test_small_writes_take_no_thread(path: Path, monkeypatch: pytest.Monke
     await device.aclose()
 
 
+@pytest.mark.parametrize("pages", [1, 256])
+async def test_a_read_takes_no_thread(path: Path, monkeypatch: pytest.MonkeyPatch, pages: int) -> None:
+    device = await open_file_device(path)
+    data, into = page_buffer(pages * PAGE), page_buffer(pages * PAGE)
+    data[:] = os.urandom(pages * PAGE)
+    await device.write_from(0, data)
+    with monkeypatch.context() as patch:
+        patch.setattr(trio.lowlevel, "start_thread_soon", lambda *_: pytest.fail("a thread was started"))
+        await device.read_into(0, into)
+    assert into == data
+    assert device.statistics().running == 0
+    await device.aclose()
+
+
+async def test_reads_that_the_kernel_would_have_to_wait_for_are_not_begun_for_a_while(
+    path: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
+) -> None:
+    asked = 0
+
+    def refuse(*_: object, **__: object) -> None:
+        nonlocal asked
+        asked += 1
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(AioQueue, "begin", refuse)
+    device = await open_file_device(path)
+    for expected in (1, 2, *range(3, begun._PATIENCE + 1), begun._PATIENCE, begun._PATIENCE):
+        await device.read_into(0, page_buffer(PAGE))
+        assert asked == expected
+    mock_clock.jump(begun._REST)
+    await device.read_into(0, page_buffer(PAGE))
+    assert asked == begun._PATIENCE + 1
+    await device.aclose()
+
+
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.EOPNOTSUPP])
 async def test_what_the_kernel_would_not_begin_takes_a_thread_before_anybody_waits(
     path: Path, monkeypatch: pytest.MonkeyPatch, number: int
@@ -533,7 +581,7 @@ async def test_what_the_kernel_would_not_begin_takes_a_thread_before_anybody_wai
     def refuse(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(AioQueue, "write", refuse)
+    monkeypatch.setattr(AioQueue, "begin", refuse)
     device = await open_file_device(path)
     data = page_buffer(32 * PAGE)
     data[:] = os.urandom(32 * PAGE)

@@ -125,11 +125,39 @@ async def test_the_first_portal_that_can_be_reached(
             await devices.open(named(addresses="192.0.2.9"))
 
 
+async def test_another_portal_when_one_breaks(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its UUID, and with memory that is registered with both."""
+    broken = ""
+    inner = network.way_to
+
+    @asynccontextmanager
+    async def some_are_gone(portal: Portal) -> AsyncIterator[Way]:
+        network.refusal = TransportBroken("no answer") if portal.address == broken else None
+        async with inner(portal) as way:
+            yield way
+
+    monkeypatch.setattr(rdma_device, "way_to", some_are_gone)
+    arena = page_buffer(MIB)
+    async with rdma_devices(SETTINGS) as devices:
+        name = named(namespace=str(network.target.uuid), addresses="192.0.2.1,192.0.2.9,192.0.2.2")
+        device = await devices.open(name)
+        with devices.keeping([arena]):
+            assert network.asked == ["192.0.2.1"]
+            broken = "192.0.2.9"
+            network.target.cut()
+            await device.read_into(0, arena)
+            assert network.asked == ["192.0.2.1", "192.0.2.9", "192.0.2.2"]
+            assert len(network.target.regions) == 2  # by the first way, and by the third
+        assert not network.target.regions
+        assert device.inner.sessions == 2
+        await device.aclose()
+
+
 @pytest.mark.parametrize(
     "name, words",
     [
         (named("?tls=yes"), "TLS is the kernel's: use path=kernel"),
-        (named(namespace="6f4e0c1a-7a1b-4f3c-9a55-0d2f3b1c8e77"), "by its number, or use path=kernel"),
+        (named(namespace="6f4e0c1a-7a1b-4f3c-9a55-0d2f3b1c8e77"), "there is no namespace 6f4e0c1a"),
         (named(namespace="7"), "there is no namespace 7"),
     ],
 )

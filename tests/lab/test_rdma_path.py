@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from scripts.lib.lab.guest import Guest
 from tests.lab.fabric import PORTS, connect, disconnect, export
+from tests.lab.inside import nvmet
 from tests.lab.pools import SECONDS, host_nqn, ok
 from tests.lab.sizes import MIB
 
@@ -28,7 +30,7 @@ def target(guest: Guest) -> Guest:
     return guest
 
 
-def uri(guest: Guest, nqn: str = NQN, *, port: int = PORTS["rdma"], number: int = 1) -> str:
+def uri(guest: Guest, nqn: str = NQN, *, port: int = PORTS["rdma"], number: int | UUID = 1) -> str:
     return f"nvme+rdma://{guest.address}:{port}/{nqn}/{number}?path=rdma"
 
 
@@ -67,7 +69,9 @@ def direct_io(guest: Guest, verb: str, device: str, seed: str) -> None:
 
 
 def test_it_is_a_device(target: Guest) -> None:
-    target.run("python3", "-m", "tests.lab.inside.rdma_device", "conforms", uri(target), seconds=SECONDS)
+    """Which is named by its UUID."""
+    name = uri(target, number=nvmet.uuid_of(NQN))
+    target.run("python3", "-m", "tests.lab.inside.rdma_device", "conforms", name, seconds=SECONDS)
 
 
 def test_what_cannot_be_had_says_why_and_leaves_nothing(target: Guest) -> None:

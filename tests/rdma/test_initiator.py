@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from random import Random
 from typing import TypeVar
+from uuid import UUID
 
 import pytest
 import trio
@@ -28,12 +30,13 @@ from rdma.errors import (
     TransportClosed,
     TransportError,
     TransportTimeout,
+    WireError,
 )
 from rdma.initiator import Initiator, InitiatorOptions, Piece, open_initiator, pieces
 from rdma.memory_authentication import Terms
-from rdma.memory_target import MemoryTarget
+from rdma.memory_target import MemoryConnection, MemoryTarget, Region
 from rdma.nvme_auth import Secret
-from rdma.nvme_identify import Capabilities
+from rdma.nvme_identify import ACTIVE_MAX, Capabilities, pack_uuid, unpack_uuid
 from rdma.session import SessionOptions
 from rdma.steps import Answer, Ask, Steps
 
@@ -46,7 +49,7 @@ WHO = Identity("nqn.2014-08.org.example:kv", "nqn.2014-08.org.example:host", byt
 
 @asynccontextmanager
 async def opened(target: MemoryTarget, io_timeout: float = 5.0) -> AsyncIterator[Initiator]:
-    async with open_initiator(target, WHO, 1, InitiatorOptions(io_timeout=io_timeout)) as initiator:
+    async with open_initiator([target], WHO, 1, InitiatorOptions(io_timeout=io_timeout)) as initiator:
         yield initiator
 
 
@@ -173,7 +176,7 @@ async def test_a_target_that_does_not_answer_is_given_up(autojump_clock: trio.te
     target = MemoryTarget(hold=lambda _: True)
     began = trio.current_time()
     with pytest.raises(TransportTimeout):
-        async with open_initiator(target, WHO, 1, InitiatorOptions(SessionOptions(connect_timeout=3.0))):
+        async with open_initiator([target], WHO, 1, InitiatorOptions(SessionOptions(connect_timeout=3.0))):
             pass
     assert trio.current_time() - began == pytest.approx(3.0)
     assert not any(connection.is_open for connection in target.connections)
@@ -294,6 +297,108 @@ async def test_a_write_whose_connection_broke_is_its_callers_affair(
             await trio.testing.wait_all_tasks_blocked()
             target.cut()
         assert asked(target, wire.Io.WRITE) == 1
+
+
+class Way:
+    """One of several ways to a target.
+
+    :ivar is_down: nobody connects by it
+    :ivar regions: memory that is registered by it
+    """
+
+    def __init__(self, target: MemoryTarget) -> None:
+        self.is_down = False
+        self.regions: list[Region] = []
+        self._target = target
+
+    async def connect(self, request: wire.CmRequest) -> MemoryConnection:
+        if self.is_down:
+            await trio.lowlevel.checkpoint()
+            raise TransportBroken("no answer")
+        return await self._target.connect(request)
+
+    def register(self, view: memoryview) -> Region:
+        self.regions.append(self._target.register(view))
+        return self.regions[-1]
+
+
+async def test_a_read_goes_on_over_another_way(autojump_clock: trio.testing.MockClock) -> None:
+    target = MemoryTarget()
+    target.media[: 8 * PAGE] = bytes(range(256)) * (8 * PAGE // 256)
+    first, second = Way(target), Way(target)
+    async with open_initiator([first, second], WHO, 1) as device:
+        used = len(first.regions)
+        assert used
+        assert not second.regions
+        target.hold = lambda command: command.opcode == wire.Io.READ
+        into = page_buffer(8 * PAGE)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(device.read_into, 0, into)
+            await trio.testing.wait_all_tasks_blocked()
+            first.is_down, target.hold = True, lambda _: False
+            target.cut()
+        assert into == target.media[: 8 * PAGE]
+        assert second.regions, "the memory is registered where the bytes come from"
+        first.is_down, second.is_down = False, True
+        target.cut()
+        await device.read_into(0, into)
+        assert device.sessions == 3
+    assert not target.regions
+
+
+async def test_ways_that_are_down_are_passed_over(autojump_clock: trio.testing.MockClock) -> None:
+    first, second = Way(MemoryTarget()), Way(MemoryTarget())
+    first.is_down = True
+    async with open_initiator([first, second], WHO, 1) as device:
+        await device.flush()
+    second.is_down = True
+    with pytest.raises(TransportBroken, match="no answer"):
+        async with open_initiator([first, second], WHO, 1):
+            pass
+
+
+@pytest.mark.parametrize("kind", [2, 3])
+async def test_a_namespace_by_its_uuid(kind: int) -> None:
+    """By its NGUID (2) where it has no UUID (3)."""
+    uuid = UUID(int=7 << 64)
+    target = MemoryTarget(uuid=uuid)
+    assert unpack_uuid(bytes([kind]) + pack_uuid(uuid)[1:]) == uuid
+    async with open_initiator([target], WHO, uuid) as device:
+        into = page_buffer(PAGE)
+        await device.read_into(0, into)
+    with pytest.raises(NotSupported, match=f"no namespace {UUID(int=8)}, or it is not active"):
+        async with open_initiator([target], WHO, UUID(int=8)):
+            pass
+
+
+def test_a_namespace_is_looked_for_in_lists_of_any_length() -> None:
+    """The list says where the next one goes on, until one is not full."""
+    wanted = UUID(int=9)
+    numbers = [*range(1, 2 * ACTIVE_MAX, 2), 5000]
+    steps = find_namespace(wanted)
+    asked, lists = next(steps), 0
+    while asked.what != "asking for namespace 5000":  # type: ignore[union-attr]
+        assert isinstance(asked, Ask)
+        command = asked.command(wire.NO_DATA)
+        if command.words[0] == wire.Cns.ACTIVE_NAMESPACES:
+            lists += 1
+            told = [number for number in numbers if number > command.nsid][:ACTIVE_MAX]
+            data = struct.pack(f"<{len(told)}I", *told).ljust(4096, b"\0")
+        else:
+            data = pack_uuid(wanted if command.nsid == 5000 else UUID(int=command.nsid << 32))
+        asked = steps.send(Answer(0, data))
+    assert lists == 2
+
+
+@pytest.mark.parametrize("data", [b"\x03\x04\0\0abcd".ljust(4096, b"\0"), bytes(100)])
+def test_identifiers_that_are_none(data: bytes) -> None:
+    with pytest.raises(WireError):
+        unpack_uuid(data)
+
+
+def test_a_namespace_without_identifiers_has_no_uuid() -> None:
+    assert unpack_uuid(bytes(4096)) is None
+    assert unpack_uuid(pack_uuid(UUID(int=0))) is None
 
 
 async def test_a_target_that_stays_away_is_a_timeout(autojump_clock: trio.testing.MockClock) -> None:

@@ -17,6 +17,7 @@ class Item:
     priority: Priority = Priority.DEMAND
     deadline: float = 0.0
     is_waiting: bool = True
+    together: bool = False
 
 
 def take(lane: Lane[Item]) -> Item | None:
@@ -51,6 +52,19 @@ def test_bytes_under_way_are_bounded_and_nobody_overtakes() -> None:
     lane.ended(50, Priority.DEMAND)
     assert take(lane) is large
     assert lane.bytes_running == 60
+
+
+def test_what_is_wanted_together_gets_twice_as_much() -> None:
+    lane = filled(100, *(Item(50, together=True) for _ in range(5)))
+    assert [take(lane) is not None for _ in range(5)] == [True] * 4 + [False]
+    lane.put(Item(50, deadline=-1.0))
+    lane.ended(50, Priority.DEMAND)
+    assert take(lane) is None, "who looks at each as it comes does not share the device with so much"
+    for _ in range(2):
+        lane.ended(50, Priority.DEMAND)
+    first = take(lane)
+    assert first is not None
+    assert not first.together
 
 
 def test_what_is_larger_than_the_bound_goes_alone() -> None:

@@ -204,7 +204,7 @@ async def connected(terms: Terms | None, keys: Keys) -> None:
     target = MemoryTarget(terms=terms)
     who = Identity(WHO.subsystem, WHO.host, bytes(16), keys=keys)
     try:
-        async with open_initiator(target, who, 1) as device:
+        async with open_initiator([target], who, 1) as device:
             await device.flush()
             assert terms is None or all(
                 connection.authentication is not None and connection.authentication.passed

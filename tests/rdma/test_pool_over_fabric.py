@@ -30,7 +30,7 @@ async def devices(targets: list[MemoryTarget]) -> AsyncIterator[list[RdmaDevice]
         made = []
         for number, target in enumerate(targets):
             who = Identity(f"nqn.2014-08.org.example:kv{number}", "nqn.2014-08.org.example:host", bytes(16))
-            made.append(RdmaDevice(await stack.enter_async_context(open_initiator(target, who, 1))))
+            made.append(RdmaDevice(await stack.enter_async_context(open_initiator([target], who, 1))))
         yield made
 
 

@@ -31,14 +31,16 @@ class Gated:
 
     def __init__(self) -> None:
         self.begun: list[str] = []
+        self.landed: dict[str, Callable[[], None]] = {}
         self._gates: dict[str, trio.Event] = {}
         self.error: DeviceError | None = None
 
     def device_of(self, extent: str) -> Hashable:
         return extent[0]
 
-    async def read(self, extent: str, into: memoryview) -> int:
+    async def read(self, extent: str, into: memoryview, landed: Callable[[], None]) -> int:
         self.begun.append(extent)
+        self.landed[extent] = landed
         gate = self._gates.setdefault(extent, trio.Event())
         with trio.CancelScope(shield=True):
             await gate.wait()
@@ -188,6 +190,24 @@ async def test_who_cancels_a_batch_gets_every_outcome() -> None:
         outcomes = [one async for one in batch]
     assert {one.want.extent for one in outcomes} == {"a1", "a2"}
     assert all(isinstance(one.error, TransferCancelled) for one in outcomes)
+
+
+async def test_the_next_read_begins_when_the_device_has_done_its_part() -> None:
+    """Once for each, however often that is said, and at the latest when the read is done."""
+    source = Gated()
+    async with open_stream(source, bytes_under_way=PAGE) as stream, trio.open_nursery() as nursery:
+        engine = await started(nursery, stream, want("a1"), want("a2"), want("a3"))
+        assert source.begun == ["a1"]
+        for _ in range(2):
+            source.landed["a1"]()
+            await trio.testing.wait_all_tasks_blocked()
+            assert source.begun == ["a1", "a2"]
+        assert stream.statistics().bytes_running == PAGE
+        source.end("a1")
+        await trio.testing.wait_all_tasks_blocked()
+        assert source.begun == ["a1", "a2"]
+        await source.end_all()
+    assert engine.extents == ["a1", "a2", "a3"]
 
 
 async def test_a_cancelled_reader_does_not_take_the_bytes_from_others() -> None:

@@ -1,8 +1,8 @@
 """The Cache API against the system's own calls: the same bytes, in and out of page-aligned memory, by the same number of
 threads, in turns; and what each layer below it takes.
 
-The baseline is preadv and pwritev with O_DIRECT on a file of the same disk whose every byte was written before; it checks
-nothing. kvfs computes and compares a checksum of every byte, and knows names, versions and room.
+The baseline is preadv and pwritev with O_DIRECT on a file of the same disk; it checks nothing. Every byte of that file, and of the
+pool's, was written before. kvfs computes and compares a checksum of every byte, and knows names, versions and room.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def run(rows: Rows, options: argparse.Namespace) -> None:
             raw = os.open(folder / "raw", os.O_RDWR | os.O_DIRECT)
             stack.callback(os.close, raw)
             kvfs = Kvfs(folder)
-            kvfs.create("bench", folder / "device", blocks * BLOCK * 2 + 1024 * MIB)
+            kvfs.create("bench", folder / "device", blocks * BLOCK * 2 + 1024 * MIB, written=True)
             cache = stack.enter_context(
                 sync.open_cache(
                     "bench", namespace=NAMESPACE, memory=MEMORY, state=kvfs.pool_folder("bench").parent

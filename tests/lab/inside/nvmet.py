@@ -16,6 +16,11 @@ from pathlib import Path
 NVMET = Path("/sys/kernel/config/nvmet")
 
 
+def uuid_of(nqn: str) -> uuid.UUID:
+    """Of the namespace of a subsystem."""
+    return uuid.uuid5(uuid.NAMESPACE_URL, nqn)
+
+
 def subsystem(nqn: str, device: str, hosts: dict[str, str]) -> Path:
     folder = NVMET / "subsystems" / nqn
     folder.mkdir()
@@ -28,7 +33,7 @@ def subsystem(nqn: str, device: str, hosts: dict[str, str]) -> Path:
     namespace.mkdir()
     (namespace / "device_path").write_text(device)
     # The same after the target died and came back: an initiator gives up a namespace whose identity changed.
-    (namespace / "device_uuid").write_text(str(uuid.uuid5(uuid.NAMESPACE_URL, nqn)))
+    (namespace / "device_uuid").write_text(str(uuid_of(nqn)))
     (namespace / "enable").write_text("1")
     return folder
 

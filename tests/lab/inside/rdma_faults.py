@@ -1,10 +1,13 @@
 """Transfers under which the way to the target breaks, over and over: in seeded rounds, over one initiator.
 
-    rdma_faults ADDRESS PORT NQN FAULT SEED ROUNDS      FAULT is one of `FAULTS`
+    rdma_faults ADDRESS PORT[,PORT] NQN FAULT SEED ROUNDS       FAULT is one of `FAULTS`
 
 In each round extents are read, at some moment something breaks, and later it is mended. Whatever a transfer ended with, its
 memory is filled with other bytes at once, as somebody else's would be; they must still be there when the round ends. Then
-the same extents must be read right over a connection that was made anew. Prints what was seen as JSON.
+the same extents must be read right, whatever connection that takes.
+
+What breaks and mends is outside: it is told to by lines `break 0`, `mend 0`, `break 1` and so on. The last line is what was
+seen, as JSON.
 """
 
 from __future__ import annotations
@@ -12,12 +15,11 @@ from __future__ import annotations
 import json
 import logging
 import os
-import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -40,54 +42,50 @@ EXTENT = 2
 DEADLINE = 4.0
 """Seconds that a transfer may take."""
 KEEP_ALIVE = 3.0
-RESUME = 40.0
-"""Seconds in which all must be well again, on a machine that is busy."""
 SEED = "under faults"
 """Of what is on the device, in the words of `direct_io`."""
-_PORTS = Path("/sys/kernel/config/nvmet/ports")
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """:ivar seconds: from which to which it lasts"""
+    """:ivar seconds: from which to which it lasts
+    :ivar resume: seconds in which all must be well again, on a machine that is busy
+    :ivar idle: nothing is under way meanwhile
+    :ivar sleeps: this process stops for longer than the target waits for a sign of life
+    """
 
-    breaks: Callable[[str], object]
-    mends: Callable[[str], object]
     seconds: tuple[float, float]
-
-
-def run(command: str) -> None:
-    subprocess.run(command, shell=True, check=True)
-
-
-def offered(nqn: str) -> Path:
-    return next(_PORTS.iterdir()) / "subsystems" / nqn
-
-
-def stop(_: str) -> None:
-    """This process, for longer than the target waits for a sign of life; it is not there to mend it."""
-    script = f"kill -STOP {os.getpid()}; sleep {2 * KEEP_ALIVE}; kill -CONT {os.getpid()}"
-    run(f"({script}) > /dev/null 2>&1 &")
+    resume: float = 40.0
+    idle: bool = False
+    sleeps: bool = False
 
 
 FAULTS = {
-    "target": Fault(
-        lambda nqn: offered(nqn).unlink(),
-        lambda nqn: offered(nqn).symlink_to(_PORTS.parent / "subsystems" / nqn),
-        (0.0, DEADLINE + 1),
-    ),
-    "stopped": Fault(stop, lambda _: None, (0.0, 0.0)),
+    "target": Fault((0.0, DEADLINE + 1)),
+    "way": Fault((0.0, 0.0)),
+    "link": Fault((0.0, DEADLINE + 1)),
+    "node": Fault((0.0, 0.0), resume=120.0),
+    "silence": Fault((2 * KEEP_ALIVE, 2 * KEEP_ALIVE), idle=True),
+    "stopped": Fault((0.0, 0.0), sleeps=True),
 }
+
+
+def sleep_soon() -> None:
+    """Stop this process for a while, which somebody else has to do."""
+    script = f"kill -STOP {os.getpid()}; sleep {2 * KEEP_ALIVE}; kill -CONT {os.getpid()}"
+    os.spawnlp(os.P_NOWAIT, "sh", "sh", "-c", script)
 
 
 @dataclass(slots=True)
 class Seen:
-    """:ivar slowest: seconds that a transfer took
+    """:ivar interrupted: transfers that were under way when something broke
+    :ivar slowest: seconds that a transfer took
     :ivar late: transfers of which a byte came after they had ended
     :ivar resumed: the most seconds until all was well, after it was mended
     """
 
     rounds: int = 0
+    interrupted: int = 0
     right: int = 0
     failed: int = 0
     wrong: int = 0
@@ -99,30 +97,37 @@ class Seen:
 
 
 class Trial:
-    def __init__(self, device: Initiator, arena: memoryview, nqn: str, fault: Fault, rng: Random) -> None:
+    def __init__(self, device: Initiator, arena: memoryview, fault: Fault, rng: Random) -> None:
         self.device = device
         self.frames = [arena[at : at + EXTENT * PIECE] for at in range(0, arena.nbytes, EXTENT * PIECE)]
         self.expected = [
             b"".join(content(SEED, EXTENT * number + part) for part in range(EXTENT))
             for number in range(len(self.frames))
         ]
-        self.nqn, self.fault, self.rng = nqn, fault, rng
+        self.fault, self.rng = fault, rng
         self.seen = Seen()
 
     async def round(self) -> None:
         poison = self.rng.randbytes(PIECE) * EXTENT
         async with trio.open_nursery() as nursery:
-            for number in range(len(self.frames)):
-                nursery.start_soon(self.transfer, number, poison)
+            if not self.fault.idle:
+                for number in range(len(self.frames)):
+                    nursery.start_soon(self.transfer, number, poison)
             await trio.sleep(self.rng.uniform(0, 0.4))
-            log.info("broken")
-            self.fault.breaks(self.nqn)
+            self.tell("break")
+            self.seen.interrupted += len(nursery.child_tasks)
+            if self.fault.sleeps:
+                sleep_soon()
             await trio.sleep(self.rng.uniform(*self.fault.seconds))
-            self.fault.mends(self.nqn)
-            log.info("mended")
+            self.tell("mend")
         await self.resume()
-        self.seen.late += sum(frame != poison for frame in self.frames)
+        if not self.fault.idle:
+            self.seen.late += sum(frame != poison for frame in self.frames)
         self.seen.rounds += 1
+
+    def tell(self, what: str) -> None:
+        log.info("%s %d", what, self.seen.rounds)
+        print(what, self.seen.rounds, flush=True)
 
     async def transfer(self, number: int, poison: bytes) -> None:
         frame = self.frames[number]
@@ -144,7 +149,7 @@ class Trial:
         """All is well again: into other memory than what is watched."""
         other = host_memory(EXTENT * PIECE)
         began = time.monotonic()
-        with trio.fail_after(RESUME):
+        with trio.fail_after(self.fault.resume):
             for number, expected in enumerate(self.expected):
                 while True:
                     try:
@@ -156,23 +161,33 @@ class Trial:
         self.seen.resumed = max(self.seen.resumed, time.monotonic() - began)
 
 
-async def rounds(portal: Portal, nqn: str, fault: Fault, seed: str, count: int) -> dict[str, Any]:
+async def rounds(portals: Sequence[Portal], nqn: str, fault: Fault, seed: str, count: int) -> dict[str, Any]:
     who = Identity(nqn, "nqn.2026-11.org.example:host", bytes(range(16)), KEEP_ALIVE)
-    options = InitiatorOptions(SessionOptions(connect_timeout=10.0), io_timeout=DEADLINE)
+    options = InitiatorOptions(SessionOptions(connect_timeout=DEADLINE), io_timeout=DEADLINE)
     arena = host_memory(AT_ONCE * EXTENT * PIECE)
-    async with open_verbs(portal) as fabric, open_initiator(fabric, who, 1, options) as device:
-        whole = fabric.register(arena)
-        trial = Trial(device, arena, nqn, fault, Random(seed))
+    async with AsyncExitStack() as stack:
+        ways = [await stack.enter_async_context(open_verbs(portal)) for portal in portals]
+        device = await stack.enter_async_context(open_initiator(ways, who, 1, options))
+        whole = [way.register(arena) for way in ways]
+        trial = Trial(device, arena, fault, Random(seed))
         for _ in range(count):
             await trial.round()
         trial.seen.sessions = device.sessions
-        whole.close()
+        for one in whole:
+            one.close()
     return {name: getattr(trial.seen, name) for name in Seen.__dataclass_fields__}
 
 
-def main(address: str, port: str, nqn: str, fault: str, seed: str, count: str) -> int:
+def main(address: str, ports: str, nqn: str, fault: str, seed: str, count: str) -> int:
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d ms: %(message)s")
-    said = trio.run(rounds, Portal(address, int(port)), nqn, FAULTS[fault], seed, int(count))
+    said = trio.run(
+        rounds,
+        [Portal(address, int(port)) for port in ports.split(",")],
+        nqn,
+        FAULTS[fault],
+        seed,
+        int(count),
+    )
     print(json.dumps(said))
     return 0
 

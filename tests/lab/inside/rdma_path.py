@@ -70,7 +70,7 @@ async def opened(
 ) -> tuple[VerbsFabric, Initiator]:
     fabric = await stack.enter_async_context(open_verbs(portal))
     options = InitiatorOptions(SessionOptions(queues, connect_timeout=60.0), io_timeout=60.0)
-    return fabric, await stack.enter_async_context(open_initiator(fabric, identity(nqn), 1, options))
+    return fabric, await stack.enter_async_context(open_initiator([fabric], identity(nqn), 1, options))
 
 
 async def run(portal: Portal, nqn: str, verb: str, seed: str, mebibytes: int, queues: int) -> dict[str, Any]:
