@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from contextlib import ExitStack
@@ -16,6 +17,7 @@ from kvfs import __version__, control
 from kvfs.assemble import assembled, serve_mount
 from kvfs.metrics import StatisticsCollector, from_trio, serve_metrics
 from kvfs.mountpoint import unmount_command, unmount_refused
+from kvfs.recording import Recording
 from kvfs.report import GAUGES, describe_pool, scrub_report, statistics_of_mount
 from kvfs.sd_notify import notify
 from kvfs.state import MountRecord
@@ -73,6 +75,12 @@ async def _serve(plan: Plan, announce: Callable[[], None]) -> None:
             nursery.cancel_scope.cancel()
 
 
+_EVENTS = 1000
+"""Recorded events in one line of the control socket."""
+_RECORD_EVERY = 0.25
+"""Seconds between two lines."""
+
+
 class Service:
     """What a mount offers besides files: the control socket, metrics, and its record in the state directory."""
 
@@ -111,6 +119,7 @@ class Service:
             "commit": self._commit,
             "scrub": self._scrub,
             "prefetch": self._prefetch,
+            "record": self._record,
             "unmount": self._unmount,
         }
 
@@ -138,6 +147,25 @@ class Service:
 
     async def _prefetch(self, arguments: Json, report: Report) -> Json:
         return await warm(self._pool, self._frames, arguments["paths"], report)
+
+    async def _record(self, arguments: Json, report: Report) -> Json:
+        """Tell what is asked for, for so many seconds or until the client leaves."""
+        seconds = arguments.get("seconds")
+        recording = Recording(time.monotonic)
+        recordings = self._mount.recorder.recordings
+        recordings.append(recording)
+        try:
+            with trio.move_on_after(math.inf if seconds is None else float(seconds)):
+                while True:
+                    events = recording.take(_EVENTS)
+                    await report({"events": events})  # also if there are none: the client sees that we live
+                    if len(events) < _EVENTS:
+                        await trio.sleep(_RECORD_EVERY)
+        finally:
+            recordings.remove(recording)
+        while events := recording.take(_EVENTS):
+            await report({"events": events})
+        return {"recorded": recording.recorded, "lost": recording.lost}
 
     async def _unmount(self, _arguments: Json, _report: Report) -> Json:
         """Not lazily: whoever has a file open must not lose it without being told."""

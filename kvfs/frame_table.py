@@ -94,12 +94,16 @@ class Landed(NamedTuple):
     :ivar length: bytes; None if it failed
     :ivar seconds: that reading took
     :ivar flying: extents that were being read when it began, itself included
+    :ivar ahead: it was begun before anybody asked
+    :ivar beside: of those others, how many were begun before anybody had asked
     """
 
     slot: SlotRef
     length: int | None
     seconds: float
     flying: int
+    ahead: bool
+    beside: int
 
 
 class Watcher(Protocol):

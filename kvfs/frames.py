@@ -117,6 +117,7 @@ class FrameCache:
         self._loading_ahead = 0
         self._limited = 0
         self._reading = 0
+        self._reading_ahead = 0
         self._closed = False
         self._counts = _Counts()
         ends_in_children(self)
@@ -413,7 +414,8 @@ class FrameCache:
     async def _fill(self, load: _Load, descriptor: Descriptor, frame: Frame) -> None:
         load.reading = True
         self._reading += 1
-        began, flying, length = trio.current_time(), self._reading, None
+        began, flying, beside, length = trio.current_time(), self._reading, self._reading_ahead, None
+        self._reading_ahead += load.ahead
         try:
             length = await self._source.read_extent(descriptor, load.index, frame.view)
         except BaseException as error:
@@ -423,8 +425,9 @@ class FrameCache:
             raise
         finally:
             self._reading -= 1
+            self._reading_ahead -= load.ahead
             seconds = trio.current_time() - began
-            load.landed = Landed(load.key, length, seconds, flying)
+            load.landed = Landed(load.key, length, seconds, flying, load.ahead, beside)
         frame.length = length
         self._counts.bytes_loaded += length
         self._deliver(load, frame)

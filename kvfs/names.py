@@ -53,3 +53,12 @@ def _model(rest: bytes) -> bytes:
 def is_temporary(name: bytes) -> bool:
     """Whether an engine gives a file this name only until it is complete, or only as long as it has it open."""
     return _TEMPORARY.fullmatch(name) is not None
+
+
+def kind_of(name: bytes) -> str:
+    """Whose manner of naming it is: `temporary`, `hash`, `lmcache` or `other`."""
+    if is_temporary(name):
+        return "temporary"
+    if _HASH.fullmatch(name):
+        return "hash"
+    return "lmcache" if _LMCACHE.fullmatch(name) else "other"

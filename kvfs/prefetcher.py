@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol
 import trio
 
 from kvfs.frame_table import NobodyWatches
+from kvfs.interference import Interference
 from kvfs.prefetch.ledger import Ledger, accuracy
 from kvfs.prefetch.pace import Pace
 from kvfs.prefetch.planner import Planner, Source, Want
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from blockdev.types import Descriptor, SlotRef
     from kvfs.frame_table import Landed, Watcher
+    from kvfs.latency import Histogram
     from kvfs.prefetch.ledger import Account
 
 log = logging.getLogger(__name__)
@@ -77,6 +79,12 @@ class PrefetchStatistics:
     """Bytes that somebody had to wait for and nobody had predicted."""
     coverage: float | None
     """The part of all bytes not in memory when they were wanted, or not without this, that was predicted."""
+    demand_alone: Histogram
+    """Loads on demand that began while nothing was being fetched ahead."""
+    demand_beside: Histogram
+    """Loads on demand that began while something was."""
+    interference: float | None
+    """The mean time of the latter, in units of that of the former."""
     expected: int
     """Extents that are to be fetched."""
     unused: int
@@ -160,6 +168,7 @@ class Prefetcher:
         self._pace = Pace(frames.frame_size)
         self._planner = Planner(self._pace.rate)
         self._ledger: Ledger[SlotRef] = Ledger()
+        self._interference = Interference()
         self._unused_limit = max(1, frames.count // UNUSED_SHARE)
         self._extents: dict[Hashable, _Extent] = {}
         """Expected or under way."""
@@ -279,6 +288,8 @@ class Prefetcher:
         if load.length is not None:
             self._pace.landed(load.seconds, load.flying)
             self._planner.rate = self._pace.rate
+            if not load.ahead:
+                self._interference.loaded(load.seconds, beside=load.beside > 0)
         extent = self._extents.get(load.slot)
         if extent is not None and extent.flying:
             self._drop(load.slot)
@@ -375,6 +386,9 @@ class Prefetcher:
             accuracy_by_source={label: rate for label, rate in rates.items() if rate is not None},
             missed=self._ledger.missed,
             coverage=self._ledger.coverage,
+            demand_alone=self._interference.alone,
+            demand_beside=self._interference.beside,
+            interference=self._interference.ratio,
             expected=len(self._planner),
             unused=len(self._ledger),
             window=self._pace.window,

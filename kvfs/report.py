@@ -41,7 +41,10 @@ GAUGES = (
         f"frames.{name}"
         for name in ("frames", "frame_size", "free", "idle", "pinned", "zombies", "waiting", "loading")
     ),
-    *(f"prefetch.{name}" for name in ("accuracy", "coverage", "expected", "unused", "window")),
+    *(
+        f"prefetch.{name}"
+        for name in ("accuracy", "coverage", "interference", "expected", "unused", "window")
+    ),
     *(f"mount.{name}" for name in ("inodes", "open_files", "drafts", "notify.queued")),
 )
 """Which names of `statistics_of_mount` go up and down; the others count since the mount began."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kvfs import __version__
-from kvfs.cli import export, mount, objects, pool, prefetch, stats, target
+from kvfs.cli import export, mount, objects, pool, prefetch, stats, target, trace
 from kvfs.cli.exit_codes import INTERRUPTED, OK, exit_code
 from kvfs.cli.failures import EXPECTED, describe, expected
 from kvfs.cli.options import Group
@@ -58,6 +58,7 @@ for noun in (
     objects.stat,
     stats.stats,
     prefetch.prefetch,
+    trace.trace,
     export.export,
 ):
     cli.add_command(noun)

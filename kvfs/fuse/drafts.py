@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import trio
@@ -28,6 +28,7 @@ from kvfs.fuse.memory import DraftMemory
 from kvfs.fuse.ports import PoolPort, Xattrs
 from kvfs.fuse.versions import Versions
 from kvfs.predecessors import Predecessors
+from kvfs.recording import Recorder
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ class DraftServices:
     now_ns: Callable[[], int]
     soon: Soon | None = None
     """How threads that put bytes into drafts reach the trio thread; None if there are none."""
+    recorder: Recorder = field(default_factory=Recorder)
 
 
 class Draft:
@@ -313,6 +315,8 @@ class Draft:
                 record = await self._hand_over(self._described(b"", extents, replace=replace))
         attributes.mtime_ns, attributes.ctime_ns = record.mtime_ns, record.ctime_ns
         self._services.predecessors.note(self._writer, self.name)
+        if self._services.recorder.recordings:
+            self._services.recorder.published(record, self._writer)
 
     def _described(self, inline: bytes, extents: tuple[ExtentRef, ...], *, replace: bool) -> NewObject:
         attributes = self.attributes

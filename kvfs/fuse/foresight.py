@@ -87,6 +87,10 @@ class Foresight:
         self._allowance -= 1
         return True
 
+    def has(self, record: Descriptor) -> bool:
+        """Whether every extent that an object's record lists is in memory."""
+        return self._prefetcher.has(record)
+
     def opened(self, record: Descriptor, thread: int) -> None:
         """A file is being opened to be read."""
         if not self._prefetcher.is_on:

@@ -40,6 +40,7 @@ from kvfs.fuse.volume import Volume
 from kvfs.mountpoint import FSTYPE, check_fuse, check_mount_point, mounted_at, resolve
 from kvfs.predecessors import Predecessors
 from kvfs.prefetcher import Mode, Prefetcher
+from kvfs.recording import Recorder
 
 log = logging.getLogger(__name__)
 
@@ -95,16 +96,20 @@ class Mount:
         self.link = link
         self.notifier = Notifier(send=link.forget_attributes)
         self.prefetcher = Prefetcher(frames, options.prefetch, time.monotonic)
+        self.recorder = Recorder()
         self.volume = Volume(
             pool=pool,
             versions=versions,
-            services=DraftServices(pool, versions, self.memory, Predecessors(), time.time_ns, soon),
+            services=DraftServices(
+                pool, versions, self.memory, Predecessors(), time.time_ns, soon, self.recorder
+            ),
             inodes=InodeTable(),
             overlay=Overlay(),
             retries=Retries(trio.lowlevel.current_clock().current_time),
             invalidator=self.notifier,
             now_ns=time.time_ns,
             foresight=Foresight(pool, self.prefetcher),
+            recorder=self.recorder,
         )
         root = _root(pool, options)
         self.tree = Tree(self.volume)

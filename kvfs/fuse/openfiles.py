@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import trio
 
 from blockdev.errors import BlockError
-from blockdev.types import Kind
+from blockdev.types import Descriptor, Kind
 from kvfs.errors import FramesError
 from kvfs.fuse.drafts import Draft
 from kvfs.fuse.inodes import Inode
@@ -136,8 +136,15 @@ class OpenFiles:
         ):
             raise MustWait
         reader = self._readers.open_now(record)
-        self._volume.foresight.opened(record, caller.thread)
+        self._opened(record, caller)
         return self._add(inode, reader=reader)
+
+    def _opened(self, record: Descriptor, caller: Caller) -> None:
+        """Tell those who watch of an open to read, before anything is loaded for it."""
+        if self._volume.recorder.recordings:
+            hit = None if record.indexed else self._volume.foresight.has(record)
+            self._volume.recorder.opened(record, caller.thread, hit=hit)
+        self._volume.foresight.opened(record, caller.thread)
 
     async def _wait_for_closing(self, inode: Inode, *, to_read: bool) -> None:
         """Who opens a file after all others closed it finds all that they stored, through mappings too.
@@ -210,7 +217,7 @@ class OpenFiles:
             if record is None or not self._volume.versions.is_open(record.object_id):
                 raise refused(errno.ENOENT)
         assert record is not None
-        self._volume.foresight.opened(record, caller.thread)
+        self._opened(record, caller)
         try:
             reader = await self._readers.open(record)
         except (BlockError, FramesError) as error:

@@ -49,6 +49,9 @@ class Tree:
         """Note what a look-up found for the open that follows, if one was sent back."""
         volume = self._volume
         retry = volume.retries.of(caller.thread, place)
+        if volume.recorder.recordings and (found is None or not found.is_directory):
+            size = found.record.size if found is not None and found.record is not None else None
+            volume.recorder.looked_up(*place, caller.thread, size)
         if found is None:
             volume.retries.missed(caller.thread, place)
         elif retry is not None and found.record is not None and found.record.kind is Kind.HEAD:
@@ -181,6 +184,8 @@ class Tree:
             if not tolerate_missing:
                 raise
         self._mark_gone(record)
+        if self._volume.recorder.recordings:
+            self._volume.recorder.removed(record)
 
     def _mark_gone(self, record: Descriptor) -> None:
         for inode in self._volume.inodes.versions(record.object_id):

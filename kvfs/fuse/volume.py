@@ -8,13 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from blockdev.types import Descriptor, DirectoryId
+from blockdev.types import Descriptor, DirectoryId, Kind
 from kvfs.fuse.drafts import DraftServices
 from kvfs.fuse.foresight import Foresight
 from kvfs.fuse.inodes import Inode, InodeTable, Overlay
 from kvfs.fuse.ports import PoolPort
 from kvfs.fuse.retries import Retries
 from kvfs.fuse.versions import Versions
+from kvfs.recording import Recorder
 
 
 class Caller(NamedTuple):
@@ -48,6 +49,7 @@ class Volume:
     invalidator: Invalidator
     now_ns: Callable[[], int]
     foresight: Foresight
+    recorder: Recorder
 
     def inode(self, number: int) -> Inode:
         """:raises OSError: the kernel asks for what it was never told, or forgot"""
@@ -102,6 +104,8 @@ class Volume:
         """An object left the pool without being asked to."""
         self.versions.forget(record.extents)
         self.expire(record)
+        if self.recorder.recordings and record.kind is Kind.HEAD:
+            self.recorder.gone(record)
 
     def expire(self, record: Descriptor) -> None:
         """Have the kernel ask again about an object, if it may know it."""

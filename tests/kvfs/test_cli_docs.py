@@ -99,7 +99,12 @@ def test_every_exit_code_is_documented_and_no_other() -> None:
 
 def test_every_command_is_documented_and_no_other() -> None:
     documented = {re.sub(r" [-A-Z\[].*", "", name.strip("`")) for name, _ in rows("Commands")}
-    assert documented == {path for path, _ in commands(cli)} - {"kvfs pool", "kvfs export", "kvfs target"}
+    assert documented == {path for path, _ in commands(cli)} - {
+        "kvfs pool",
+        "kvfs export",
+        "kvfs target",
+        "kvfs trace",
+    }
 
 
 def test_every_section_of_the_counters_is_documented() -> None:

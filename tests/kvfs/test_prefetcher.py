@@ -296,3 +296,33 @@ async def test_switched_off_it_does_nothing(autojump_clock: trio.testing.MockClo
         await trio.sleep(1)
         assert len(b.extents.reads) == 1
         assert b.prefetcher.statistics().missed == 0
+
+
+async def test_loads_on_demand_are_told_apart_by_what_is_fetched_beside_them(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with bench() as b:
+        ahead, alone, beside, failing = objects(4)
+        await b.get(alone)
+        b.extents.delay = 3 * READ
+        b.want(ahead)
+        await trio.testing.wait_all_tasks_blocked()
+        await b.get(beside)
+        await b.get(ahead)  # a load that was not begun on demand
+        b.extents.failures = [DeviceError("fake", errno.EIO, "broken")]
+        with pytest.raises(DeviceError):
+            await b.get(failing)
+        shown = b.prefetcher.statistics()
+        assert (sum(shown.demand_alone.counts), sum(shown.demand_beside.counts)) == (1, 1)
+        assert shown.interference == pytest.approx(3.0)
+
+
+async def test_what_is_fetched_only_later_is_not_to_blame(autojump_clock: trio.testing.MockClock) -> None:
+    async with bench() as b, trio.open_nursery() as nursery:
+        ahead, wanted = objects(2)
+        nursery.start_soon(b.get, wanted)
+        await trio.testing.wait_all_tasks_blocked()
+        b.want(ahead)
+        await trio.sleep(1)
+        shown = b.prefetcher.statistics()
+        assert (sum(shown.demand_alone.counts), sum(shown.demand_beside.counts)) == (1, 0)
