@@ -120,7 +120,7 @@ def test_a_pool_over_fabrics_is_connected_when_it_is_needed(kvfs: Kvfs, fake: Fa
     config = load_config(kvfs.state.folder("hot").config)
     assert [str(name) for name in config.devices] == [f"{BOTH}/1", f"{BOTH}/2"]
     kvfs.ok("target", "disconnect", NQN)
-    assert kvfs.ok("pool", "list", "-H", "-p", "-o", "devices,size").rows == [["2", "0"]]
+    assert kvfs.ok("pool", "list", "-H", "-p", "-o", "devices,size").rows == [["2", "-"]]
     rows = kvfs.ok("pool", "status", "hot", "-H", "-o", "state,ways").rows
     assert rows == [["live", "2/2"], ["live", "2/2"]]
     fake.set_state(SECOND, "connecting")
