@@ -7,6 +7,7 @@
     │   ├── PoolExists         a pool of that name is there already
     │   └── MissingDevice      a device named on the command line, or none of a pool's devices, is there
     ├── NoObject               the path names nothing in the pool
+    ├── BadTrace               a file is no recorded trace
     ├── MountError             the mount could not be made or removed
     │   ├── MountPointMissing
     │   ├── MountPointUnusable not a directory, or not empty
@@ -76,6 +77,10 @@ class MissingDevice(StateError):
 
 class NoObject(KvfsError):
     """The path names nothing in the pool."""
+
+
+class BadTrace(KvfsError):
+    """A file is no recorded trace, or one of a newer version."""
 
 
 class MountError(KvfsError):

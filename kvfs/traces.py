@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import json
 import lzma
-from typing import TYPE_CHECKING, Any, BinaryIO
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+from kvfs.errors import BadTrace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
 
 VERSION = 1
 """Of the format; other fields and events may be added without another number."""
@@ -47,3 +52,90 @@ class TraceWriter:
             self._file.flush()
         self._lines.clear()
         self._since = self._clock()
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a file; see docs/prefetch.md.
+
+    :ivar time: seconds since the recording began
+    :ivar what: `lookup`, `open`, `publish`, `remove` or `gone`
+    :ivar block: a hash of what engines name after one hash
+    :ivar reader: a hash of the thread, or empty
+    :ivar size: bytes; 0 where that is not known
+    :ivar hit: of an open: all of it was in memory
+    :ivar before: of a publication: the block that its writer had published before, or empty
+    """
+
+    time: float
+    what: str
+    name: str
+    block: str
+    reader: str = ""
+    size: int = 0
+    hit: bool = False
+    before: str = ""
+
+
+class Trace(NamedTuple):
+    """What a file holds.
+
+    :ivar lost: events that were left out while it was recorded
+    :ivar whole: it was not cut off
+    """
+
+    events: list[Event]
+    lost: int
+    whole: bool
+
+
+def read_trace(path: Path) -> Trace:
+    """Read a recorded trace, up to where it was cut off, if it was.
+
+    :raises OSError: it cannot be read
+    :raises BadTrace: it is none, or of a newer version
+    """
+    events: list[Event] = []
+    lost, whole = 0, False
+    with lzma.open(path, "rb") if path.suffix == ".xz" else path.open("rb") as file:
+        lines = _whole_lines(file)
+        _check_first(path, next(lines, None))
+        for number, line in enumerate(lines, start=2):
+            try:
+                record = json.loads(line)
+                lost += record["lost"] if record["event"] == "gap" else 0
+                whole = record["event"] == "end"
+                if "name" in record:
+                    events.append(_event(record))
+            except (ValueError, KeyError, TypeError) as error:
+                raise BadTrace(f"{path}: line {number} is no event of a trace ({error!r})") from error
+    return Trace(events, lost, whole)
+
+
+def _whole_lines(file: IO[bytes]) -> Iterator[bytes]:
+    with suppress(EOFError, lzma.LZMAError):  # whoever wrote it was killed
+        for line in file:
+            if line.endswith(b"\n"):
+                yield line
+
+
+def _check_first(path: Path, line: bytes | None) -> None:
+    try:
+        version = json.loads(line or b"")["kvfs_trace"]
+    except (ValueError, KeyError, TypeError):
+        raise BadTrace(f"{path}: not a trace: 'kvfs trace record' makes them") from None
+    if version != VERSION:
+        raise BadTrace(f"{path}: a trace of version {version}, and this kvfs reads version {VERSION}")
+
+
+def _event(record: dict[str, Any]) -> Event:
+    return Event(
+        float(record["t"]),
+        record["event"],
+        record["name"],
+        record["block"],
+        record.get("reader", ""),
+        record.get("size") or 0,
+        bool(record.get("hit")),
+        record.get("before") or "",
+    )

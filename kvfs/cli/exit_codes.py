@@ -26,6 +26,7 @@ EXIT_CODES: dict[type[Exception], int] = {
     kvfs.PoolExists: 13,
     kvfs.MissingDevice: 14,
     kvfs.NoObject: 15,
+    kvfs.BadTrace: 16,
     # mounts
     kvfs.MountError: 20,
     kvfs.MountPointMissing: 21,

@@ -1,4 +1,4 @@
-"""`kvfs trace`: what a mount is asked for, for later."""
+"""`kvfs trace`: what a mount is asked for, recorded, judged, done again, and shown."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ import signal
 import sys
 import time
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
-from kvfs.cli.options import Group
-from kvfs.cli.render import message
+from kvfs.cli.options import Group, styled
+from kvfs.cli.render import Column, Row, Style, Unit, as_json, message, progress, table, write
 from kvfs.cli.running import ask, named_mounts
-from kvfs.traces import VERSION, TraceWriter
+from kvfs.errors import DamageFound
+from kvfs.hindsight import BEST, POLICIES, accesses, following, ratios
+from kvfs.replaying import Replayed, percentile, replay
+from kvfs.state import write_atomically
+from kvfs.trace_page import page
+from kvfs.traces import VERSION, Trace, TraceWriter, read_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,9 +33,9 @@ class _Stopped(Exception):
     """The operator has seen enough."""
 
 
-@click.group(cls=Group, short_help="Record what a mount is asked for.")
+@click.group(cls=Group, short_help="Record what a mount is asked for, and look into it.")
 def trace() -> None:
-    """Record what a running mount is asked for, without contents and names."""
+    """Record what a running mount is asked for, without contents and names; judge it, do it again, or show it."""
 
 
 @trace.command(short_help="Record what a running mount is asked for.")
@@ -92,3 +98,119 @@ def _told_to_stop() -> Iterator[list[int]]:
         yield told
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+# ── what it says ─────────────────────────────────────────────────────────────────────────────────────────
+
+_RATIOS = (
+    Column("share"),
+    Column("files", Unit.COUNT),
+    *(Column(name) for name in (*POLICIES, BEST)),
+)
+_REPLAYED = (
+    *(Column(name, Unit.COUNT) for name in ("stored", "loaded", "missed", "wrong")),
+    *(Column(name) for name in ("store_p50", "store_p99", "load_p50", "load_p99", "late")),
+)
+trace_argument = click.argument("file", metavar="TRACE", type=click.Path(dir_okay=False, path_type=Path))
+
+
+def _read(file: Path) -> Trace:
+    found = read_trace(file)
+    if not found.whole:
+        message(f"{file} was cut off: this is about what is whole of it")
+    if found.lost:
+        message(f"{found.lost} events were lost while it was recorded")
+    return found
+
+
+@trace.command("replay", short_help="Judge a trace, or do it again in a directory.")
+@trace_argument
+@click.option(
+    "--on",
+    "folder",
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Store and load files of the recorded sizes there, such as in a mount, and check every byte.",
+)
+@click.option(
+    "--fast", is_flag=True, help="With --on: one event after the other, without waiting for their times."
+)
+@styled((*_RATIOS, *_REPLAYED))
+def replay_(file: Path, folder: Path | None, fast: bool, style: Style) -> int | None:
+    """Show what share of opens caches of several sizes and policies would have served, and how well chains foretell.
+
+    With --on, do what was recorded in DIR instead: files have the recorded sizes, bytes of their own, and hashes as
+    names, and stay there. Columns with --on are stored, loaded, missed, wrong, store_p50, store_p99, load_p50,
+    load_p99 (ms) and late (s). Exit code 58 if a byte was wrong.
+    """
+    if fast and folder is None:
+        raise click.UsageError("--fast is for --on DIR")
+    there = {column.key for column in (_RATIOS if folder is None else _REPLAYED)}
+    if other := [key for key in style.columns or () if key not in there]:
+        raise click.UsageError(
+            f"column '{other[0]}' is there only {'with' if folder is None else 'without'} --on"
+        )
+    trace = _read(file)
+    if folder is None:
+        _judge(trace, style)
+        return None
+    with progress("replaying") as told:
+        done = replay(trace.events, folder, fast=fast, told=told)
+    row = _row(done)
+    write(as_json("trace replay", {"replayed": row}) if style.json else table(_REPLAYED, [row], style))
+    if done.wrong:
+        raise DamageFound(f"{done.wrong} of {done.loaded} loads had wrong bytes")
+    return None
+
+
+def _judge(trace: Trace, style: Style) -> None:
+    found, chains = ratios(accesses(trace.events)), following(trace.events)
+    if style.json:
+        caches = [{"share": one.share, "files": one.files, "hits": one.hits} for one in found]
+        write(as_json("trace replay", {"caches": caches, "chains": asdict(chains)}))
+        return
+    rows: list[Row] = []
+    for one in found:
+        row: Row = {"share": f"{one.share:.0%}", "files": one.files}
+        rows.append(row | {name: f"{hits:.3f}" for name, hits in one.hits.items()})
+    write(table(_RATIOS, rows, style))
+    message(
+        f"chains: {chains.foretold} of {chains.opened} blocks opened were expected; {chains.used} of {chains.expected} "
+        "expected were opened"
+    )
+
+
+def _row(done: Replayed) -> Row:
+    def milliseconds(seconds: list[float], share: float) -> str | None:
+        found = percentile(seconds, share)
+        return None if found is None else f"{1000 * found:.3f}"
+
+    return {
+        "stored": done.stored,
+        "loaded": done.loaded,
+        "missed": done.missed,
+        "wrong": done.wrong,
+        "store_p50": milliseconds(done.stores, 0.5),
+        "store_p99": milliseconds(done.stores, 0.99),
+        "load_p50": milliseconds(done.loads, 0.5),
+        "load_p99": milliseconds(done.loads, 0.99),
+        "late": f"{done.late:.3f}",
+    }
+
+
+@trace.command(short_help="Make a page with plots of a trace.")
+@trace_argument
+@click.option(
+    "-o",
+    "output",
+    metavar="FILE",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The page, HTML; replaced if it is there.",
+)
+def report(file: Path, output: Path) -> None:
+    """Write a page about a trace: requests over time, sizes, hits by size of cache and policy, reuse, chains.
+
+    It is one file that loads nothing and runs no script.
+    """
+    write_atomically(output, page(_read(file), f"Trace {file.name}"))

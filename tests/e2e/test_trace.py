@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from kvfs.cli.exit_codes import EXIT_CODES
-from kvfs.errors import DeadMount
+from kvfs.errors import BadTrace, DeadMount
 from tests.e2e.mounts import Mount
 
 pytestmark = pytest.mark.fuse
@@ -112,3 +112,35 @@ def test_a_mount_that_is_killed_leaves_whole_lines(mount: Mount, tmp_path: Path)
         recorder.communicate(timeout=60)
     assert recorder.returncode == EXIT_CODES[DeadMount]
     assert len(read(tmp_path / "trace")) > 1
+
+
+def kvfs(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "kvfs", *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+
+
+def test_a_recorded_trace_is_judged_done_again_and_shown(mount: Mount, tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    with start(mount, file) as recorder:
+        work(mount)
+        wait_until_recorded(mount, file)
+        recorder.send_signal(signal.SIGINT)
+        recorder.communicate(timeout=30)
+    judged = json.loads(kvfs("trace", "replay", file, "--json").stdout)
+    assert judged["chains"]["opened"] >= 4
+    assert all(one["hits"]["belady"] >= one["hits"]["lru"] for one in judged["caches"])
+    folder = mount.path / "again"
+    folder.mkdir()
+    done = kvfs("trace", "replay", file, "--on", folder, "--fast", "-H", "-o", "stored,loaded,missed,wrong")
+    stored, loaded, missed, wrong = map(int, done.stdout.split())
+    assert (missed, wrong) == (0, 0)
+    assert stored >= 4
+    assert loaded >= 4
+    assert sorted({path.stat().st_size for path in folder.iterdir()})[-1] == len(SECRET) + SIZE
+    shown = kvfs("trace", "report", file, "-o", tmp_path / "page.html")
+    assert (shown.returncode, shown.stdout, shown.stderr) == (0, "", "")
+    assert (tmp_path / "page.html").read_text().count("<svg") == 4
+    assert kvfs("trace", "report", mount.path / "again", "-o", tmp_path / "x").returncode
+    refused = kvfs("trace", "replay", tmp_path / "page.html")
+    assert (refused.returncode, refused.stderr.count("\n")) == (EXIT_CODES[BadTrace], 1)

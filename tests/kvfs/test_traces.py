@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 import lzma
+from pathlib import Path
 
 import pytest
 
-from kvfs.traces import STREAM_SECONDS, TraceWriter
+from kvfs.errors import BadTrace
+from kvfs.traces import STREAM_SECONDS, VERSION, Event, Trace, TraceWriter, read_trace
 
 LINES = [{"event": "open", "name": f"{number:016x}"} for number in range(40)]
 
@@ -52,3 +54,51 @@ def test_a_file_that_is_cut_is_good_up_to_there(*, compress: bool) -> None:
         read = readable(data[:end], compress=compress)
         assert read == LINES[: len(read)]
         assert len(read) >= end * len(LINES) // len(data) - 1
+
+
+FIRST = {"kvfs_trace": VERSION}
+OPEN = {
+    "t": 0.5,
+    "event": "open",
+    "name": "a",
+    "block": "b",
+    "reader": "r",
+    "size": 3,
+    "hit": True,
+    "new": "unknown",
+}
+
+
+def trace_file(folder: Path, *lines: object, name: str = "t.jsonl") -> Path:
+    path = folder / name
+    data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    path.write_bytes(lzma.compress(data) if name.endswith("xz") else data)
+    return path
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.xz"])
+def test_reading(tmp_path: Path, name: str) -> None:
+    gap, end = {"t": 1, "event": "gap", "lost": 4}, {"event": "end", "lost": 4}
+    path = trace_file(tmp_path, FIRST, OPEN, gap, end, name=name)
+    assert read_trace(path) == Trace([Event(0.5, "open", "a", "b", "r", 3, hit=True)], 4, whole=True)
+    begun = trace_file(tmp_path, FIRST, OPEN, name=name).read_bytes()
+    rest = trace_file(tmp_path, OPEN, end, name=name).read_bytes()
+    path.write_bytes(begun + rest[: len(rest) // 2])
+    cut = read_trace(path)
+    assert not cut.whole
+    assert 1 <= len(cut.events) <= 2
+
+
+@pytest.mark.parametrize(
+    "lines, says",
+    [
+        ((), "not a trace"),
+        (([1],), "not a trace"),
+        (({"kvfs_trace": 2},), "of version 2"),
+        ((FIRST, {"event": "open", "name": "a"}), "line 2 is no event"),
+        ((FIRST, 5), "line 2 is no event"),
+    ],
+)
+def test_what_is_no_trace_is_refused(tmp_path: Path, lines: tuple[object, ...], says: str) -> None:
+    with pytest.raises(BadTrace, match=says):
+        read_trace(trace_file(tmp_path, *lines))

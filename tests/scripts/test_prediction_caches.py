@@ -8,7 +8,8 @@ from random import Random
 
 import pytest
 
-from scripts.lib.prediction.caches import Arc, Lru, S3Fifo, belady, prefix_hits
+from kvfs.prefetch.baselines import Arc, Lru, S3Fifo
+from scripts.lib.prediction.caches import belady, prefix_hits
 from scripts.lib.prediction.traces import Asked
 
 

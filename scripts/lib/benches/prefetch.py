@@ -15,11 +15,12 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
+from kvfs.prefetch.baselines import Arc, Lru, S3Fifo
 from kvfs.prefetch.chains import KNOWN, Chains, Follower
 from kvfs.prefetch.idle import Idle
 from kvfs.prefetch.keeping import Keeper, LeafLru, Request
 from kvfs.prefetch.returns import Returns, bucket
-from scripts.lib.prediction.caches import Access, Arc, Lru, S3Fifo, belady, prefix_hits
+from scripts.lib.prediction.caches import Access, belady, prefix_hits
 from scripts.lib.prediction.resumes import (
     Clairvoyant,
     Learnt,
