@@ -10,8 +10,9 @@ a least-recently-used cache would serve more (`shadow.py`), groups are in the or
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from itertools import islice
 from operator import attrgetter
 
@@ -29,7 +30,9 @@ GROUPS = 64
 LARGEST = 4096
 """Uses that make one group, at most."""
 AGAIN = 256
-"""So many objects are let go before groups are put in order again."""
+"""So many objects are let go before groups are put in order again, or a sixteenth of all if that is less."""
+LEARN = 1024
+"""So many are let go before what was learnt is looked at again."""
 WRITTEN = 16
 """Chains that are being written, at most; and an eighth of all blocks."""
 BATCH = 64
@@ -78,7 +81,7 @@ class _Block:
 class _Group:
     """Blocks of one kind, with slots of the same classes, that were used at about the same time."""
 
-    __slots__ = ("blocks", "epoch", "kind", "mask", "ranked", "used")
+    __slots__ = ("blocks", "epoch", "kind", "mask", "rank", "used")
 
     def __init__(self, mask: int, kind: Kind, epoch: int) -> None:
         self.mask = mask
@@ -86,7 +89,7 @@ class _Group:
         self.epoch = epoch
         self.blocks: dict[_Block, None] = {}
         self.used = 0.0
-        self.ranked = False
+        self.rank = (0.0, 0)
 
 
 class ByValue:
@@ -107,6 +110,9 @@ class ByValue:
         """How many objects have slots of the same classes."""
         self._order: list[_Group] = []
         self._ranked = 0
+        """How many will have gone when groups are put in order again."""
+        self._indices: dict[Kind, list[float]] = {}
+        self._learnt = 0
         self._by_value = True
         """How groups were put in order last."""
         self._writing: OrderedDict[_Block, None] = OrderedDict()
@@ -190,11 +196,12 @@ class ByValue:
     def victims(self, slot_class: SlotClass) -> Iterator[ObjectId]:
         began = self._tick
         self._rank()
-        spared = set(islice(reversed(self._writing), min(WRITTEN, len(self._blocks) // 8)))
-        for group in self._in_order():
+        latest = islice(reversed(self._writing), min(WRITTEN, len(self._blocks) // 8))
+        spared = dict.fromkeys(block for block in latest if block.group is not None)
+        for group in [*self._order]:
             if group.mask >> slot_class & 1:
                 yield from self._files(self._of_group(group, spared), slot_class, began)
-        yield from self._files(reversed([*spared]), slot_class, began)
+        yield from self._files(reversed(spared), slot_class, began)
         if not any(count for mask, count in self._masks.items() if mask >> slot_class & 1):
             return
         inner = [block for block in set(self._owners.values()) if block.group is None]
@@ -235,17 +242,13 @@ class ByValue:
             "sample": self._shadow.one_in,
         }
 
-    def _in_order(self) -> Iterator[_Group]:
-        """Groups that were put in order, and then those made since."""
-        yield from self._order
-        yield from [group for group in self._groups.values() if not group.ranked]
-
-    def _of_group(self, group: _Group, spared: set[_Block]) -> Iterator[_Block]:
+    def _of_group(self, group: _Group, spared: Container[_Block]) -> Iterator[_Block]:
         """Its blocks, a few at first: mostly the first one goes."""
         few = [*islice(group.blocks, BATCH)]
         yield from (block for block in few if block not in spared)
         if len(few) == BATCH:
-            yield from (block for block in [*group.blocks] if block not in spared)
+            seen = set(few)
+            yield from (block for block in [*group.blocks] if block not in spared and block not in seen)
 
     def _files(self, blocks: Iterable[_Block], slot_class: SlotClass, began: int) -> Iterator[ObjectId]:
         for block in blocks:
@@ -257,17 +260,33 @@ class ByValue:
     def _rank(self) -> None:
         """Put groups in order, if that was long ago."""
         gone = sum(self._evicted.values())
-        if self._order and gone < self._ranked and self._by_value == self._shadow.trusted:
+        if gone < self._ranked and self._by_value == self._shadow.trusted:
             return
-        self._ranked = gone + AGAIN
+        self._ranked = gone + min(AGAIN, len(self._blocks) // 16)
         self._by_value = self._shadow.trusted
-        groups = sorted(self._groups.values(), key=attrgetter("epoch"))
-        if self._by_value:
-            worth = {kind: self._returns.indices(kind) for kind in {group.kind for group in groups}}
-            groups.sort(key=lambda group: worth[group.kind][bucket(self._now - group.used)])
-        for group in groups:
-            group.ranked = True
-        self._order = groups
+        if gone >= self._learnt:
+            self._learnt = gone + LEARN
+            self._indices.clear()
+        self._sort()
+
+    def _sort(self) -> None:
+        for group in self._groups.values():
+            group.rank = self._rank_of(group)
+        self._order = sorted(self._groups.values(), key=attrgetter("rank"))
+
+    def _rank_of(self, group: _Group) -> tuple[float, int]:
+        if not self._by_value:
+            return (0.0, group.epoch)
+        indices = self._indices.get(group.kind)
+        if indices is None:
+            indices = self._indices[group.kind] = self._returns.indices(group.kind)
+        return (indices[bucket(self._now - group.used)], group.epoch)
+
+    def _insert(self, group: _Group) -> None:
+        group.rank = self._rank_of(group)
+        insort(self._order, group, key=attrgetter("rank"))
+        if len(self._order) > 2 * len(self._groups) + GROUPS:  # of which most are empty
+            self._sort()
 
     # ── where blocks are ─────────────────────────────────────────────────────────────────────────────────
 
@@ -298,6 +317,8 @@ class ByValue:
         group = self._groups.get(where)
         if group is None:
             group = self._groups[where] = _Group(*where)
+            group.used = block.used
+            self._insert(group)
         group.blocks[block] = None
         group.used = max(group.used, block.used)
         block.group = group
