@@ -15,6 +15,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Container, Iterable, Iterator
 from itertools import islice
 from operator import attrgetter
+from typing import Any
 
 from blockdev.types import ObjectId, SlotClass, Stamp
 from kvfs.predecessors import NONE, block_id
@@ -25,6 +26,8 @@ USES = 3
 """Beyond so many there is no difference."""
 TOGETHER = 1.0
 """Seconds within which several uses of a block are one: of its files, one after the other."""
+REQUEST = 10.0
+"""Seconds between the first and the last use of a chain's blocks by one request, at most."""
 GROUPS = 64
 """Groups of one kind that a pool's objects would fill, if all were used once."""
 LARGEST = 4096
@@ -32,7 +35,7 @@ LARGEST = 4096
 AGAIN = 256
 """So many objects are let go before groups are put in order again, or a sixteenth of all if that is less."""
 LEARN = 1024
-"""So many are let go before what was learnt is looked at again."""
+"""So many are let go before what was learnt is looked at again, or a quarter of all."""
 WRITTEN = 16
 """Chains that are being written, at most; and an eighth of all blocks."""
 BATCH = 64
@@ -115,6 +118,10 @@ class ByValue:
         self._learnt = 0
         self._by_value = True
         """How groups were put in order last."""
+        self._oldest = 0.0
+        """When the oldest group was used, or a little earlier."""
+        self._followed: OrderedDict[_Block, None] = OrderedDict()
+        """Blocks that something follows, the least recently used first."""
         self._writing: OrderedDict[_Block, None] = OrderedDict()
         self._offered: ObjectId | None = None
         self._epoch = 0
@@ -198,14 +205,13 @@ class ByValue:
         self._rank()
         latest = islice(reversed(self._writing), min(WRITTEN, len(self._blocks) // 8))
         spared = dict.fromkeys(block for block in latest if block.group is not None)
+        yield from self._files(self._stale(), slot_class, began)
         for group in [*self._order]:
             if group.mask >> slot_class & 1:
                 yield from self._files(self._of_group(group, spared), slot_class, began)
-        yield from self._files(reversed(spared), slot_class, began)
-        if not any(count for mask, count in self._masks.items() if mask >> slot_class & 1):
-            return
-        inner = [block for block in set(self._owners.values()) if block.group is None]
-        yield from self._files(sorted(inner, key=attrgetter("used")), slot_class, began)
+        if any(count for mask, count in self._masks.items() if mask >> slot_class & 1):
+            yield from self._files([*self._followed], slot_class, began)
+            yield from self._files(reversed(spared), slot_class, began)
 
     def unfinished(self, slot_class: SlotClass) -> Iterator[ObjectId]:
         return iter(())
@@ -230,7 +236,7 @@ class ByValue:
         mask = block.masks[block.files.index(object_id)]
         return frozenset(slot_class for slot_class in SlotClass if mask >> slot_class & 1)
 
-    def figures(self) -> dict[str, object]:
+    def figures(self) -> dict[str, Any]:
         """What it has done, for people."""
         return {
             "policy": "value",
@@ -241,6 +247,13 @@ class ByValue:
             "sampled": len(self._shadow),
             "sample": self._shadow.one_in,
         }
+
+    def _stale(self) -> Iterator[_Block]:
+        """Blocks that were used long before every end of a chain: what was taken to follow them is of other chains."""
+        for block in [*islice(self._followed, BATCH)]:
+            if block.used + REQUEST >= self._oldest:
+                return
+            yield block
 
     def _of_group(self, group: _Group, spared: Container[_Block]) -> Iterator[_Block]:
         """Its blocks, a few at first: mostly the first one goes."""
@@ -265,7 +278,7 @@ class ByValue:
         self._ranked = gone + min(AGAIN, len(self._blocks) // 16)
         self._by_value = self._shadow.trusted
         if gone >= self._learnt:
-            self._learnt = gone + LEARN
+            self._learnt = gone + min(LEARN, len(self._blocks) // 4)
             self._indices.clear()
         self._sort()
 
@@ -273,6 +286,7 @@ class ByValue:
         for group in self._groups.values():
             group.rank = self._rank_of(group)
         self._order = sorted(self._groups.values(), key=attrgetter("rank"))
+        self._oldest = min((group.used for group in self._order), default=self._now)
 
     def _rank_of(self, group: _Group) -> tuple[float, int]:
         if not self._by_value:
@@ -284,6 +298,7 @@ class ByValue:
 
     def _insert(self, group: _Group) -> None:
         group.rank = self._rank_of(group)
+        self._oldest = min(self._oldest, group.used)
         insort(self._order, group, key=attrgetter("rank"))
         if len(self._order) > 2 * len(self._groups) + GROUPS:  # of which most are empty
             self._sort()
@@ -311,7 +326,10 @@ class ByValue:
     def _enter(self, block: _Block) -> None:
         """Put it where it belongs."""
         self._withdraw(block)
-        if block.children or not block.files:
+        if not block.files:
+            return
+        if block.children:
+            self._followed[block] = None
             return
         where = (block.mask, block.kind, block.epoch)
         group = self._groups.get(where)
@@ -324,6 +342,7 @@ class ByValue:
         block.group = group
 
     def _withdraw(self, block: _Block) -> None:
+        self._followed.pop(block, None)
         group, block.group = block.group, None
         if group is not None:
             del group.blocks[block]
@@ -368,7 +387,7 @@ class ByValue:
             return
         block.parent = parent
         parent.children += 1
-        self._withdraw(parent)
+        self._enter(parent)
         self._writing.pop(parent, None)
         if not parent.followed:
             parent.followed = True
