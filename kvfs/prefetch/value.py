@@ -395,14 +395,14 @@ class ByValue:
 
     def _forget(self, block: _Block) -> None:
         """Know no more of a block that is not there and that nothing follows."""
-        if block.files or block.children:
-            return
-        del self._blocks[block.key]
-        parent, block.parent = block.parent, None
-        if parent is not None:
-            parent.children -= 1
-            self._enter(parent)
-            self._forget(parent)
+        gone: _Block | None = block
+        while gone is not None and not gone.files and not gone.children:
+            del self._blocks[gone.key]
+            parent, gone.parent = gone.parent, None
+            if parent is not None:
+                parent.children -= 1
+                self._enter(parent)
+            gone = parent
 
 
 def _short(digest: bytes) -> int:

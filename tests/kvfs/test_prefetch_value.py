@@ -131,7 +131,7 @@ def test_a_chain_leaves_from_its_end() -> None:
         store(policy, number, 0.0, number - 1 if number else None)
     for number in range(100, 130):
         store(policy, number, 0.0)
-    gone = []
+    gone: list[ObjectId] = []
     while len(gone) < 40:
         gone.append(first(policy))
         policy.remove(gone[-1])
@@ -163,6 +163,15 @@ def test_one_writer_of_many_contexts_makes_no_endless_chain() -> None:
         policy.touch(id_of(5000 + number % 10), number / 10)
     assert all(id_of(number) in policy for number in range(1950, 2000))
     assert sum(id_of(number) in policy for number in range(5000, 5010)) >= 8
+
+
+def test_a_long_chain_of_which_only_the_end_is_there_can_go() -> None:
+    policy = ByValue()
+    for number in range(5000):
+        store(policy, number, 0.0, number - 1 if number else None)
+    for number in range(5000):
+        policy.remove(id_of(number))
+    assert len(policy) == 0
 
 
 def test_ranks_of_a_block_are_used_and_leave_together() -> None:
