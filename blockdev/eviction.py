@@ -10,7 +10,7 @@ import math
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from heapq import merge
-from typing import Protocol
+from typing import Any, Protocol
 
 from blockdev.types import ObjectId, SlotClass, Stamp
 
@@ -23,6 +23,9 @@ class Policy(Protocol):
 
     def named(self, object_id: ObjectId, name: bytes, stamp: Stamp) -> None:
         """An object has had this name since `stamp`. Comes before or after it is added, and at each new name."""
+
+    def follows(self, object_id: ObjectId, predecessor: bytes) -> None:
+        """An object was published after what has this hash, see `Descriptor.predecessor`. Comes as `named` does."""
 
     def touch(self, object_id: ObjectId, now: float) -> None:
         """An object was wanted. Nothing if it is not known."""
@@ -50,6 +53,9 @@ class Policy(Protocol):
 
     def order(self) -> Iterator[ObjectId]:
         """All objects, as `victims`: adding them again in this order restores it."""
+
+    def figures(self) -> dict[str, Any]:
+        """What there is to tell people: names and plain values."""
 
     def __contains__(self, object_id: object) -> bool: ...
 
@@ -107,6 +113,9 @@ class Lru:
     def named(self, object_id: ObjectId, name: bytes, stamp: Stamp) -> None:
         pass
 
+    def follows(self, object_id: ObjectId, predecessor: bytes) -> None:
+        pass
+
     def touch(self, object_id: ObjectId, now: float) -> None:
         entry = self._entries.get(object_id)
         if entry is not None:
@@ -139,6 +148,9 @@ class Lru:
     def classes(self, object_id: ObjectId) -> frozenset[SlotClass]:
         mask = self._mask[self._entries[object_id]]
         return frozenset(slot_class for slot_class in SlotClass if mask >> slot_class & 1)
+
+    def figures(self) -> dict[str, Any]:
+        return {"policy": "lru"}
 
     def _walk(self, ends: list[int]) -> Iterator[ObjectId]:
         for tick, entry in merge(*[self._walk_list(end) for end in ends]):
@@ -239,6 +251,9 @@ class TemporaryFirst:
         if object_id in self._policy:
             self._temporary.add(object_id, self._policy.classes(object_id), 0.0)
 
+    def follows(self, object_id: ObjectId, predecessor: bytes) -> None:
+        self._policy.follows(object_id, predecessor)
+
     def touch(self, object_id: ObjectId, now: float) -> None:
         self._policy.touch(object_id, now)
 
@@ -269,6 +284,9 @@ class TemporaryFirst:
 
     def classes(self, object_id: ObjectId) -> frozenset[SlotClass]:
         return self._policy.classes(object_id)
+
+    def figures(self) -> dict[str, Any]:
+        return self._policy.figures()
 
     def _is_abandoned(self, object_id: ObjectId) -> bool:
         since = self._since.get(object_id)

@@ -48,6 +48,7 @@ class Inventory:
                 files.append((outline.stamp, outline.object_id))
                 classes[outline.object_id] = its_classes
                 policy.named(outline.object_id, outline.name, outline.stamp)
+                policy.follows(outline.object_id, outline.predecessor)
         claims.finish()
         self._check_claims(claims, result.trust)
         for record in special:

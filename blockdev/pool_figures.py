@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from blockdev.parts import Parts
 from blockdev.reading import ReadCounters
@@ -67,6 +67,8 @@ class PoolStatistics:
     """Files, directories and symlinks."""
     unreachable_devices: tuple[DeviceNo, ...]
     """Missing or lost."""
+    eviction: dict[str, Any]
+    """What the policy tells of itself."""
 
 
 class Figures:
@@ -80,6 +82,7 @@ class Figures:
         self._room = parts.room
         self._reader = parts.reader
         self._versions = parts.versions
+        self._policy = parts.policy
         self._board = None if parts.membership is None else parts.membership.board
         self._counters = counters
 
@@ -125,4 +128,5 @@ class Figures:
                 for number in range(len(self._superblock.devices))
                 if not self._media.available(DeviceNo(number))
             ),
+            eviction=self._policy.figures(),
         )

@@ -132,6 +132,7 @@ class Versions:
         self._policy.remove(head.object_id)
         self._policy.add(head.object_id, self._room.classes(slots_of(head, extents)), now)
         self._policy.named(head.object_id, head.name, head.stamp)
+        self._policy.follows(head.object_id, head.predecessor)
         self.unread.add(head.object_id)
 
     def renamed(self, head: Descriptor) -> None:

@@ -15,6 +15,7 @@ from blockdev.errors import (
     PoolBusy,
     WrongDomain,
 )
+from blockdev.eviction import Lru
 from blockdev.lease import Leases, local_domain
 from blockdev.opening import OpenOptions, open_pool
 from blockdev.superblocks import read_superblock
@@ -25,6 +26,7 @@ from kvfs.errors import ConfigError, FramesError, MissingDevice
 from kvfs.frames import Arena, open_frames
 from kvfs.fuse.mount import MountOptions, serve
 from kvfs.names import is_temporary
+from kvfs.prefetch.value import ByValue
 from kvfs.prefetcher import Mode
 from kvfs.sizes import format_size
 from rdma.errors import MemoryRefused
@@ -100,6 +102,7 @@ async def writing(folder: PoolFolder, purpose: str, config: Config | None = None
             domain=local_domain(folder.path.parent),
             flush=config.durability == "flush",
             purpose=purpose,
+            policy=ByValue if config.eviction == "value" else Lru,
             is_temporary=is_temporary,
         )
         opened = await stack.enter_async_context(_pool(devices, folder, options))

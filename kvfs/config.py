@@ -36,6 +36,9 @@ _DURABILITIES: dict[str, Durability] = {"close": "close", "flush": "flush"}
 Prefetch = Literal["on", "off", "observe"]
 _PREFETCHES: dict[str, Prefetch] = {"on": "on", "off": "off", "observe": "observe"}
 
+Eviction = Literal["lru", "value"]
+_EVICTIONS: dict[str, Eviction] = {"lru": "lru", "value": "value"}
+
 DeviceName = Path | NamespaceName
 """How a device is named: the absolute path of a block device or file, or a namespace of a target."""
 
@@ -86,6 +89,8 @@ class Config:
     """Extents to read ahead of whoever reads a larger file."""
     prefetch: Prefetch = "on"
     """Fetch what requests show will be wanted; `observe` only counts what that would be."""
+    eviction: Eviction = "lru"
+    """What leaves a full pool: what was not used for longest, or what is worth its room least."""
     lane: bool = True
     """Answer reads and writes in threads of our own; without, pyfuse3 answers everything, more slowly."""
     allow_other: bool = False
@@ -262,6 +267,13 @@ def _prefetch(node: yaml.Node) -> Prefetch:
     return _PREFETCHES[text]
 
 
+def _eviction(node: yaml.Node) -> Eviction:
+    text = _text(node)
+    if text not in _EVICTIONS:
+        raise ConfigError(f"must be lru or value, not '{text}'")
+    return _EVICTIONS[text]
+
+
 def _whole_seconds(node: yaml.Node) -> int:
     """What the kernel counts in whole seconds."""
     text = _text(node)
@@ -365,6 +377,7 @@ _READERS: dict[str, Callable[[yaml.Node], Any]] = {
     "open_verify_limit": _size(0),
     "read_ahead": _count(0, 64),
     "prefetch": _prefetch,
+    "eviction": _eviction,
     "lane": _switch,
     "allow_other": _switch,
     "root_mode": _mode,

@@ -37,6 +37,8 @@ GAUGES = (
     "devices.",
     "limbo.slots",
     "limbo.bytes",
+    "eviction.sample",
+    "eviction.trusted",
     *(
         f"frames.{name}"
         for name in ("frames", "frame_size", "free", "idle", "pinned", "zombies", "waiting", "loading")
@@ -206,6 +208,7 @@ def _statistics(pool: Pool, frames: FrameCache, of_user: Json) -> Json:
         "reads": plain(of_pool.reads),
         "regions": plain(of_pool.room),
         "limbo": plain(of_pool.limbo),
+        "eviction": plain(of_pool.eviction),
         "space": space_of(of_pool.space),
         "frames": plain(frames.statistics()),
         **of_user,

@@ -21,6 +21,7 @@ _STATUS = struct.Struct("<96xIII4xqq8xQQ")
 _KINDS = tuple(Kind)
 _OBJECT = slice(48, 64)
 _DIRECTORY = slice(64, 80)
+_PREDECESSOR = slice(80, 96)
 
 
 class Outline(NamedTuple):
@@ -38,6 +39,7 @@ class Outline(NamedTuple):
     extents: tuple[ExtentRef, ...]
     name: bytes
     is_plain: bool
+    predecessor: bytes
 
     @property
     def slots(self) -> list[SlotRef]:
@@ -66,7 +68,9 @@ def outline_descriptor(packed: bytes) -> Outline:
             extents = unpack_extents(packed[start : start + EXTENT_ENTRY_SIZE * extent_count])
         is_plain = not (flags & (INDEXED | HAS_HEAD) or superseded_count)
         ref = SlotRef(device, region, slot, generation)
-        return Outline(_KINDS[kind], object_id, stamp, ref, sequence, extents, name, is_plain)
+        return Outline(
+            _KINDS[kind], object_id, stamp, ref, sequence, extents, name, is_plain, packed[_PREDECESSOR]
+        )
     except (struct.error, IndexError) as error:
         raise FormatError(f"not a descriptor: {error}") from error
 

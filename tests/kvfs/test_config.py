@@ -47,6 +47,7 @@ def test_everything():
         open_verify_limit: 0
         read_ahead: 8
         prefetch: observe
+        eviction: value
         lane: false
         allow_other: true
         root_mode: 0750
@@ -62,6 +63,7 @@ def test_everything():
         open_verify_limit=0,
         read_ahead=8,
         prefetch="observe",
+        eviction="value",
         lane=False,
         allow_other=True,
         root_mode=0o750,
@@ -166,6 +168,7 @@ def test_optional_key_without_value_has_its_default():
         (LEAST + "io_timeout: 0", "x:3: io_timeout: must be from 0.1s to 600s, not 0s"),
         (LEAST + "read_ahead: 65", "x:3: read_ahead: must be a number from 0 to 64, not '65'"),
         (LEAST + "prefetch: maybe", "x:3: prefetch: must be on, off or observe, not 'maybe'"),
+        (LEAST + "eviction: maybe", "x:3: eviction: must be lru or value, not 'maybe'"),
         (LEAST + "read_ahead: two", "x:3: read_ahead: must be a number from 0 to 64, not 'two'"),
         (LEAST + "root_mode: 0789", "x:3: root_mode: must be three octal digits"),
         (LEAST + "root_mode: 4755", "x:3: root_mode: must be three octal digits"),
@@ -233,6 +236,7 @@ CONFIGS = st.builds(
     open_verify_limit=st.integers(0, MAX_SIZE),
     read_ahead=st.integers(0, 64),
     prefetch=st.sampled_from(["on", "off", "observe"]),
+    eviction=st.sampled_from(["lru", "value"]),
     lane=st.booleans(),
     allow_other=st.booleans(),
     root_mode=st.none() | st.integers(0, 0o777),

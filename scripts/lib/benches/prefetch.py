@@ -15,12 +15,15 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
+from blockdev.eviction import Lru as LruPolicy
 from kvfs.prefetch.baselines import Arc, Lru, S3Fifo
 from kvfs.prefetch.chains import KNOWN, Chains, Follower
 from kvfs.prefetch.idle import Idle
 from kvfs.prefetch.keeping import Keeper, LeafLru, Request
 from kvfs.prefetch.returns import Returns, bucket
+from kvfs.prefetch.value import ByValue
 from scripts.lib.prediction.caches import Access, belady, prefix_hits
+from scripts.lib.prediction.pools import replay
 from scripts.lib.prediction.resumes import (
     Clairvoyant,
     Learnt,
@@ -141,6 +144,9 @@ def _caches(rows: Rows, name: str, asked: Sequence[Asked], percent: int) -> None
     seconds = (time.perf_counter() - began) / len(asked)
     rows.add(f"{name}: by value", "part", ours, floor=leaf_ratio - POINT, ceiling=best)
     rows.add(f"{name}: LRU, leaves first", "part", leaf_ratio)
+    for policy in (ByValue(), LruPolicy()):
+        ratio = sum(replay(asked, policy, capacity)) / blocks
+        rows.add(f"{name}: a pool's eviction, {policy.figures()['policy']}", "part", ratio)
     for cache, ratio in ratios.items():
         rows.add(f"{name}: {cache}", "part", ratio)
     rows.add(f"{name}: Belady with bypass, knows the future", "part", best)
