@@ -42,6 +42,9 @@ PERCENT = (1, 5, 10, 20, 50)
 """Room for so many of the unique blocks."""
 QUICK_PERCENT = (1, 5)
 QUICK_REQUESTS = 4000
+POOL_REQUESTS, QUICK_POOL_REQUESTS = 1000, 200
+"""The first ones, by which the eviction of pools is judged: it is made to evict seldom, and takes long."""
+POOL_PERCENT = (5, 10, 20)
 TIERS = {20: 0.65, 40: 0.70, 80: 0.60}
 """Percent of the live set → how far from the least recently used to the clairvoyant, at least."""
 POINT = 0.01
@@ -58,8 +61,10 @@ def run(rows: Rows, options: argparse.Namespace) -> None:
         name = path.name.split(".")[0]
         if options.quick:
             measure(rows, name, asked[:QUICK_REQUESTS], QUICK_PERCENT)
+            _pools(rows, name, asked[:QUICK_POOL_REQUESTS])
         else:
             measure(rows, name, asked, PERCENT)
+            _pools(rows, name, asked[:POOL_REQUESTS])
     _ranking(rows)
 
 
@@ -72,6 +77,17 @@ def measure(rows: Rows, name: str, asked: Sequence[Asked], sizes: Sequence[int])
     for percent in sizes:
         _caches(rows, f"{name}, room for {percent} %", asked, percent)
     resumes(rows, name, asked)
+
+
+def _pools(rows: Rows, name: str, asked: Sequence[Asked]) -> None:
+    """What pools keep by either policy."""
+    blocks = sum(len(request.chain) for request in asked)
+    for percent in POOL_PERCENT:
+        capacity = max(unique_blocks(asked) * percent // 100, 1)
+        for policy in (ByValue(), LruPolicy()):
+            ratio = sum(replay(asked, policy, capacity)) / blocks
+            label = f"{name}, first {len(asked)} requests, room for {percent} %: a pool's eviction, "
+            rows.add(f"{label}{policy.figures()['policy']}", "part", ratio)
 
 
 def _traces(trace: Path | None) -> list[Path]:
@@ -144,9 +160,6 @@ def _caches(rows: Rows, name: str, asked: Sequence[Asked], percent: int) -> None
     seconds = (time.perf_counter() - began) / len(asked)
     rows.add(f"{name}: by value", "part", ours, floor=leaf_ratio - POINT, ceiling=best)
     rows.add(f"{name}: LRU, leaves first", "part", leaf_ratio)
-    for policy in (ByValue(), LruPolicy()):
-        ratio = sum(replay(asked, policy, capacity)) / blocks
-        rows.add(f"{name}: a pool's eviction, {policy.figures()['policy']}", "part", ratio)
     for cache, ratio in ratios.items():
         rows.add(f"{name}: {cache}", "part", ratio)
     rows.add(f"{name}: Belady with bypass, knows the future", "part", best)
