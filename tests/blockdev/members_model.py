@@ -102,7 +102,10 @@ class MembersModel:
     names: dict[ObjectId, set[Key]] = field(default_factory=dict)
     """That objects were given by renaming."""
     unanswered: dict[Key, set[Seen]] = field(default_factory=dict)
-    """What was being stored when the member was killed: may be there, and may be found only when its seat is taken over."""
+    """What was being stored, or evicted, when the member was killed: may be there, and may be found only when its seat is
+    taken over, whatever others did with the name in between."""
+    stored: dict[Key, set[Seen]] = field(default_factory=dict)
+    """Every version that a name ever had."""
     kills: int = 0
     read: Counter[SlotAddress] = field(default_factory=Counter)
     tag: int = 0
@@ -179,14 +182,14 @@ class MembersModel:
         with member.scope:
             async with self.host.member(member.handles, entropy=self.rng.randbytes) as opened:
                 member.pool = opened.pool
-                self._spy(opened.pool)
+                self._spy(opened.pool, member)
                 async with trio.open_nursery() as nursery:
                     for _ in range(2):
                         nursery.start_soon(self._worker, member)
                     await member.ending.wait()
                     nursery.cancel_scope.cancel()
 
-    def _spy(self, pool: Pool) -> None:
+    def _spy(self, pool: Pool, member: Member | None = None) -> None:
         evict = pool._room.evict
 
         async def spy(object_id: ObjectId, *, ahead: bool = False) -> bool:
@@ -194,6 +197,9 @@ class MembersModel:
             if record is not None:
                 self._may_be_gone(record)
             gone = await evict(object_id, ahead=ahead)
+            if record is not None and member is not None and member.dead:
+                key = (record.directory, record.name)
+                self._unanswered(member, key, self.stored.get(key, set()))
             if record is not None and gone:  # it may have been renamed meanwhile
                 self._may_be_gone(record)
             return gone
@@ -266,6 +272,7 @@ class MembersModel:
     def _unanswered(self, member: Member, key: Key, versions: set[Seen]) -> None:
         if member.dead:
             self.unanswered.setdefault(key, set()).update(versions)
+            self._known(key).update(versions)
 
     def _known(self, key: Key) -> set[Seen]:
         return self.may.setdefault(key, {None})
@@ -278,6 +285,7 @@ class MembersModel:
         self.tag += 1
         version = Version.tagged(size, (self.tag * 100 + n for n in range(-(-size // EXTENT))))
         self._known(key).add(version)
+        self.stored.setdefault(key, set()).add(version)
         evictions, kills = self.evictions[key], self.kills
         try:
             await self._publish(pool, key, version)
@@ -362,6 +370,7 @@ class MembersModel:
         moving = self._known(source) - {None} or {None}
         self._known(source).add(None)
         self._known(target).update(moving)
+        self.stored.setdefault(target, set()).update(moving)
         evictions, kills = self.evictions[target], self.kills
         try:
             await pool.rename(record, *target)
