@@ -45,15 +45,13 @@ class Following:
     """What chains of blocks foretell.
 
     :ivar opened: blocks that were opened, each once until another one is by the same thread
-    :ivar foretold: of these, those that were expected
-    :ivar expected: blocks that were expected, and would have been fetched
-    :ivar used: of these, those that were opened later
+    :ivar foretold: of these, those that were expected then
+    :ivar expected: blocks that were expected at some time, each of which is fetched or given up again
     """
 
     opened: int
     foretold: int
     expected: int
-    used: int
 
 
 Access = tuple[str, bool]
@@ -146,7 +144,7 @@ def following(events: Iterable[Event]) -> Following:
     there: set[str] = set()
     waiting: set[object] = set()
     latest: dict[int, str] = {}
-    opened = foretold = expected = used = 0
+    opened = foretold = expected = 0
     for event in events:
         thread = threads.setdefault(event.reader, len(threads))
         if event.what == "publish":
@@ -158,10 +156,11 @@ def following(events: Iterable[Event]) -> Following:
             there.add(event.block)
             opened += 1
             foretold += event.block in waiting
-            used += event.block in waiting
             waiting.discard(event.block)
             streams.read(event.block, thread)
-            new = {one for one in streams.wanted(event.block, thread).fetch if one in there} - waiting
+            progress = streams.wanted(event.block, thread)
+            waiting -= {*progress.cancel}
+            new = {one for one in progress.fetch if one in there} - waiting
             expected += len(new)
             waiting |= new
-    return Following(opened, foretold, expected, used)
+    return Following(opened, foretold, expected)

@@ -6,6 +6,7 @@ slow: what does not fit meanwhile is counted and left out, and nobody waits. Pur
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import deque
 from hashlib import blake2b
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from blockdev.types import Descriptor
+
+log = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 
@@ -53,6 +56,7 @@ class Recording:
             self._missing += 1
             self.lost += 1
             return
+        self._tell_missing()
         line = {
             "t": self._now(),
             "event": event,
@@ -71,10 +75,17 @@ class Recording:
     def take(self, most: int) -> list[Json]:
         """Up to so many events, the oldest first; behind those that were followed by ones left out, a gap."""
         taken = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
-        if self._missing and not self._waiting:
-            taken.append({"t": self._now(), "event": "gap", "lost": self._missing})
-            self._missing = 0
+        if not self._waiting:
+            self._tell_missing()
+            taken += self._waiting
+            self._waiting.clear()
         return taken
+
+    def _tell_missing(self) -> None:
+        """A gap, where the events are missing."""
+        if self._missing:
+            self._waiting.append({"t": self._now(), "event": "gap", "lost": self._missing})
+            self._missing = 0
 
     def _now(self) -> float:
         return round(self._clock() - self._began, 6)
@@ -111,5 +122,9 @@ class Recorder:
         self._note("gone", record.directory, record.name, None, {"size": record.size})
 
     def _note(self, event: str, directory: bytes, name: bytes, thread: int | None, what: Json) -> None:
-        for recording in self.recordings:
-            recording.note(event, directory, name, thread, what)
+        for recording in [*self.recordings]:
+            try:
+                recording.note(event, directory, name, thread, what)
+            except Exception:
+                log.exception("a recording failed, and goes on without events; requests are served")
+                self.recordings.remove(recording)

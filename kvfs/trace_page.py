@@ -116,7 +116,7 @@ def _following(trace: Trace) -> str:
         ("blocks opened", f"{found.opened:,}"),
         ("of these expected, from two blocks of their chain", _share(found.foretold, found.opened)),
         ("blocks expected", f"{found.expected:,}"),
-        ("of these opened later", _share(found.used, found.expected)),
+        ("of these opened while they were", _share(found.foretold, found.expected)),
     ]
     return _table(("", ""), rows)
 

@@ -96,24 +96,26 @@ def read_trace(path: Path) -> Trace:
     :raises BadTrace: it is none, or of a newer version
     """
     events: list[Event] = []
-    lost, whole = 0, False
-    with lzma.open(path, "rb") if path.suffix == ".xz" else path.open("rb") as file:
-        lines = _whole_lines(file)
-        _check_first(path, next(lines, None))
-        for number, line in enumerate(lines, start=2):
-            try:
+    lost, whole, number = 0, False, 1
+    try:
+        with lzma.open(path, "rb") if path.suffix == ".xz" else path.open("rb") as file:
+            lines = _whole_lines(file)
+            _check_first(path, next(lines, None))
+            for number, line in enumerate(lines, start=2):  # noqa: B007 - for the message
                 record = json.loads(line)
                 lost += record["lost"] if record["event"] == "gap" else 0
                 whole = record["event"] == "end"
                 if "name" in record:
                     events.append(_event(record))
-            except (ValueError, KeyError, TypeError) as error:
-                raise BadTrace(f"{path}: line {number} is no event of a trace ({error!r})") from error
+    except lzma.LZMAError as error:
+        raise BadTrace(f"{path}: damaged, or not compressed as its name says ({error})") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadTrace(f"{path}: line {number} is no event of a trace ({error!r})") from error
     return Trace(events, lost, whole)
 
 
 def _whole_lines(file: IO[bytes]) -> Iterator[bytes]:
-    with suppress(EOFError, lzma.LZMAError):  # whoever wrote it was killed
+    with suppress(EOFError):  # whoever wrote it was killed
         for line in file:
             if line.endswith(b"\n"):
                 yield line

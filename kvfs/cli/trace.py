@@ -175,8 +175,7 @@ def _judge(trace: Trace, style: Style) -> None:
         rows.append(row | {name: f"{hits:.3f}" for name, hits in one.hits.items()})
     write(table(_RATIOS, rows, style))
     message(
-        f"chains: {chains.foretold} of {chains.opened} blocks opened were expected; {chains.used} of {chains.expected} "
-        "expected were opened"
+        f"chains: {chains.foretold} of {chains.opened} blocks that were opened had been expected; {chains.expected} had been"
     )
 
 

@@ -67,7 +67,7 @@ def test_chains_foretell_all_but_their_beginnings() -> None:
     found = following(chain_events(20, 12))
     assert found.opened == 240
     assert found.foretold >= 20 * 9
-    assert found.used / found.expected == pytest.approx(1, abs=0.1)
+    assert found.foretold / found.expected == pytest.approx(1, abs=0.1)
 
 
 def test_what_has_no_order_foretells_nothing() -> None:

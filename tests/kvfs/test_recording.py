@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from blockdev.types import ROOT
 from kvfs.predecessors import NONE, block_id
 from kvfs.recording import Recorder, Recording
+from tests.conftest import ExpectLog
 from tests.kvfs.test_frames import an_object
 
 NAME = b"0123456789abcdef0123456789abcdef_llama_%d_2.bin"
@@ -80,8 +81,39 @@ def test_every_event_is_taken_or_counted_in_a_gap(limit: int, steps: list[str | 
         else:
             to.gone(RECORD)
             told += 1
-    taken += recording.take(limit)
+    taken += recording.take(2 * limit)  # gaps wait beside events
     lost = sum(event["lost"] for event in taken if event["event"] == "gap")
     assert sum(event["event"] == "gone" for event in taken) == recording.recorded
     assert recording.recorded + lost == told
     assert lost == recording.lost
+
+
+def test_a_gap_stands_where_events_are_missing() -> None:
+    recording = Recording(still, 2)
+    to = recorder(recording)
+    sizes = iter(range(100))
+
+    def happen(times: int) -> None:
+        for _ in range(times):
+            to.gone(replace(RECORD, size=next(sizes)))
+
+    happen(4)
+    taken = recording.take(1)
+    happen(1)
+    taken += recording.take(9)
+    assert [event.get("size", event["event"]) for event in taken] == [0, 1, "gap", 4]
+    assert (taken[2]["lost"], recording.lost) == (2, 2)
+
+
+def test_a_recording_that_fails_fails_nobody(expect_log: ExpectLog) -> None:
+    expect_log("a recording failed")
+
+    def broken() -> float:
+        raise RuntimeError
+
+    recording = Recording(still)
+    to = recorder(recording)
+    recording._clock = broken
+    to.gone(RECORD)
+    to.gone(RECORD)
+    assert to.recordings == []

@@ -102,3 +102,15 @@ def test_reading(tmp_path: Path, name: str) -> None:
 def test_what_is_no_trace_is_refused(tmp_path: Path, lines: tuple[object, ...], says: str) -> None:
     with pytest.raises(BadTrace, match=says):
         read_trace(trace_file(tmp_path, *lines))
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    path = trace_file(tmp_path, FIRST, *[OPEN] * 50, name="t.xz")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 255
+    path.write_bytes(data)
+    with pytest.raises(BadTrace, match="damaged"):
+        read_trace(path)
+    path.write_bytes(b"plain")
+    with pytest.raises(BadTrace, match="not compressed"):
+        read_trace(path)
