@@ -10,6 +10,7 @@ What each byte of the file is:
     byte 1024          the pool: shared by its members, exclusive for who must be alone with it
     bytes 1025 … 1088  the seats of members, 0 to 63: exclusive
     byte 1089          opening: exclusive for a member while it takes its seats
+    byte 1090          naming: exclusive for a member while it makes a directory
     bytes 4096 …       text as above, 512 bytes a seat
     (device + 1) * 2^32 + region   that region, exclusive for its writer
 
@@ -52,6 +53,7 @@ _SEAT_RECORD_SIZE: Final = 512
 _POOL_BYTE: Final = 1024
 _FIRST_SEAT_BYTE: Final = _POOL_BYTE + 1
 _OPENING_BYTE: Final = _FIRST_SEAT_BYTE + SEATS
+_NAMING_BYTE: Final = _OPENING_BYTE + 1
 _FLOCK: Final = struct.Struct("hhqqi4x")  # struct flock with 64-bit off_t: type, whence, start, length, pid
 _HELD: Final = frozenset({errno.EAGAIN, errno.EACCES})
 
@@ -163,6 +165,13 @@ class Leases:
 
     def end_opening(self) -> None:
         self._set(fcntl.F_UNLCK, _OPENING_BYTE)
+
+    def begin_naming(self) -> bool:
+        """Make a directory undisturbed until `end_naming`; False if another member is about it."""
+        return self._lock(_NAMING_BYTE)
+
+    def end_naming(self) -> None:
+        self._set(fcntl.F_UNLCK, _NAMING_BYTE)
 
     # ── regions ──────────────────────────────────────────────────────────────────────────────────────────
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Hashable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from typing import Generic, TypeVar
 
 import trio
@@ -86,9 +86,13 @@ class KeyedLocks(Generic[K]):
 
 
 class Locks:
-    """The locks of a pool: names before objects, each kind in one order; eviction only tries."""
+    """The locks of a pool: names before objects, each kind in one order; eviction only tries.
 
-    def __init__(self) -> None:
+    :ivar making: before names: keeps other members from making directories
+    """
+
+    def __init__(self, making: Callable[[], AbstractAsyncContextManager[None]] = nullcontext) -> None:
+        self.making = making
         self.names: KeyedLocks[tuple[DirectoryId, bytes]] = KeyedLocks()
         self.objects: KeyedLocks[ObjectId] = KeyedLocks()
 

@@ -28,7 +28,10 @@ _OPENING_PATIENCE = 10.0
 """Seconds for which another member may take its seats."""
 _REGION_PATIENCE = 1.0
 """Seconds for which another member may look whether a region is free."""
+_NAMING_PATIENCE = 1.0
+"""Seconds for which another member may make a directory; one that was stopped over it holds nobody up for longer."""
 _POLL = 0.02
+_NAMING_POLL = 0.001
 _LOOK_AGAIN = 0.2
 """Seconds between looks for regions that others gave up."""
 
@@ -46,6 +49,7 @@ class Membership:
         self._aside: set[RegionId] = set()
         """Regions that are being taken over: leased, and not to be written to yet."""
         self._looked = -_LOOK_AGAIN
+        self._naming = trio.Lock()
         self._media: Media | None = None
         self._catalogs: Catalogs | None = None
         self.board = Board.open(
@@ -149,6 +153,26 @@ class Membership:
             return True
         log.warning("region %d of device %d stays locked by another process: not used", *region[::-1])
         return False
+
+    @asynccontextmanager
+    async def naming(self) -> AsyncIterator[None]:
+        """While a directory is made and written into our catalogue, no other member makes one: there would be two of one
+        name, each with what its maker puts into it."""
+        if self.alone:
+            yield
+            return
+        assert self._catalogs is not None
+        async with self._naming:
+            is_ours = False
+            with trio.move_on_after(_NAMING_PATIENCE):
+                while not (is_ours := self.leases.begin_naming()):  # noqa: ASYNC110 - another process ends it
+                    await trio.sleep(_NAMING_POLL)
+            try:
+                yield
+                self._catalogs.commit()
+            finally:
+                if is_ours:
+                    self.leases.end_naming()
 
     def begin(self, media: Media, catalogs: Catalogs) -> None:
         """From here on leases can be asked for."""

@@ -5,7 +5,7 @@ Each change is shielded from cancellation and holds the locks of the names and o
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import TypedDict, Unpack
 
@@ -91,6 +91,7 @@ class Namespace:
                 layout.check_name(new.name)
                 await self._at_hand(self._tree.directory(new.directory))
                 async with (
+                    self._locks.making() if new.kind is Kind.DIRECTORY else nullcontext(),
                     self._tree.entering(new.directory),
                     self._locks.names.hold((new.directory, new.name)),
                 ):

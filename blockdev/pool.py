@@ -83,7 +83,7 @@ class Pool:
         self._membership = parts.membership
         tools = Tools(parts.media, parts.catalog, parts.room, self._publisher, parts.versions, parts.sources)
         self._others = Others(tools, parts.aliases)
-        self._locks = Locks()
+        self._locks = Locks() if parts.membership is None else Locks(parts.membership.naming)
         self._tree = Tree(parts.catalog)
         counters = PoolCounters()
         self._figures = Figures(parts, counters)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -10,11 +11,12 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from blockdev.errors import Missing, NotEmpty, Raced
+from blockdev.errors import Exists, Missing, NotEmpty, Raced
+from blockdev.lease import Leases
 from blockdev.membership import FOLLOW_PERIOD, GRACE
 from blockdev.pool import Pool
 from blockdev.testing import RandomFaults
-from blockdev.types import KIB, ROOT, DirectoryId, Foreign, Kind
+from blockdev.types import KIB, ROOT, Descriptor, DirectoryId, Foreign, Kind
 from tests.blockdev.members import Host, host
 from tests.blockdev.pools import EXTENT, content, pattern, put
 
@@ -149,11 +151,32 @@ async def test_directories_are_everybodys(both: Both, autojump_clock: MockClock)
     assert one.lookup(ROOT, b"e") is None
 
 
-async def test_a_directory_made_twice_is_one(both: Both, autojump_clock: MockClock) -> None:
+async def test_two_who_make_a_directory_at_once_make_one(both: Both, autojump_clock: MockClock) -> None:
     _, one, two = both
+    made: list[Descriptor] = []
+
+    async def make(pool: Pool) -> None:
+        with suppress(Exists):
+            made.append(await pool.make_directory(ROOT, b"d", 0o755, 0, 0))
+
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(one.make_directory, ROOT, b"d", 0o755, 0, 0)
-        nursery.start_soon(two.make_directory, ROOT, b"d", 0o755, 0, 0)
+        nursery.start_soon(make, one)
+        nursery.start_soon(make, two)
+    await trio.sleep(SOON)
+    assert one.lookup(ROOT, b"d") == two.lookup(ROOT, b"d") == made[0]
+    assert len(made) == 1
+
+
+async def test_a_directory_made_twice_is_one(both: Both, autojump_clock: MockClock) -> None:
+    """As it may be if somebody is stopped while they make one: nobody waits for long."""
+    made, one, two = both
+    began = trio.current_time()
+    with Leases.open(made.folder, one.uuid) as stopped:
+        assert stopped.begin_naming()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one.make_directory, ROOT, b"d", 0o755, 0, 0)
+            nursery.start_soon(two.make_directory, ROOT, b"d", 0o755, 0, 0)
+    assert trio.current_time() - began < 1.5
     await trio.sleep(SOON)
     first, second = one.lookup(ROOT, b"d"), two.lookup(ROOT, b"d")
     assert first is not None
