@@ -391,7 +391,9 @@ class Catalogs:
 
     def outdo(self, refs: Iterable[SlotRef], stamp: Stamp) -> None:
         """Say that others' records are outdone by one of ours."""
-        for catalog in self.own.values():  # an owner that sees this must find an ALIAS, or it lets the object go
+        for (
+            catalog
+        ) in self.own.values():  # an owner that sees this must find an ALIAS, or it lets the object go
             if catalog is not self.primary and catalog.has_changes:
                 catalog.commit()
         for ref in refs:
