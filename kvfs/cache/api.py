@@ -308,9 +308,11 @@ class Cache:
         each = [[*pairs] for pairs in layers]
         jobs = self._jobs(pair for pairs in each for pair in pairs)
         sizes = [len(pairs) for pairs in each]
-        chosen: Sequence[Sequence[int]] = [range(size) for size in sizes]
+        chosen: list[Sequence[int]] = [range(size) for size in sizes]
         if request is not None:
-            chosen = self._requests.choose(request, sizes)
+            for group, size in enumerate(sizes):
+                chosen[group] = self._requests.choose(request, group, size)
+                await trio.lowlevel.checkpoint()  # one takes 2 ms where a context is long
         begins = accumulate(sizes, initial=0)
         wanted = [
             jobs[begin + number] for begin, numbers in zip(begins, chosen, strict=False) for number in numbers

@@ -124,14 +124,13 @@ class Requests:
         running.context = context
         context.attend(group, said)
 
-    def choose(self, request: Hashable, sizes: Sequence[int]) -> list[list[int]]:
-        """Which blocks of each layer group to read, the most wanted first.
+    def choose(self, request: Hashable, group: int, blocks: int) -> list[int]:
+        """Which of the first so many blocks of a layer group to read, the most wanted first.
 
-        :param sizes: blocks of each
         :raises BadKey: the request has not begun
         """
         running = self._of(request)
-        return [_chosen(running.context, running.reading, group, size) for group, size in enumerate(sizes)]
+        return _chosen(running.context, running.reading, group, blocks)
 
     def end(self, request: Hashable, stop_reason: str) -> None:
         """Fetch nothing more for it. :raises BadKey: it has not begun"""
