@@ -25,8 +25,7 @@ from collections.abc import AsyncIterator, Hashable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
@@ -36,6 +35,7 @@ from kvfs.cache.folders import Finder
 from kvfs.cache.gpu import DriverOf
 from kvfs.cache.keys import Key, Namespace, Place, place_of
 from kvfs.cache.layers import Layers
+from kvfs.cache.pin import Pin
 from kvfs.cache.putting import Putter
 from kvfs.cache.reading import Arrivals, CacheReader, Got, Job, Pair
 from kvfs.cache.requests import BLOCK, Mode, Reading, Requests
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from blockdev.pool import Pool
-    from blockdev.types import Descriptor
     from kvfs.cache.reading import PoolExtent
     from kvfs.frames import FrameCache
     from kvfs.prefetcher import Prefetcher, PrefetchStatistics
@@ -76,33 +75,6 @@ class CacheStatistics:
     removed: int
     stream: StreamStatistics
     prefetch: PrefetchStatistics
-
-
-class Pin:
-    """Keeps a version of an object from being evicted, until `close` or the end of its `with` block.
-
-    :ivar size: bytes of the object
-    """
-
-    def __init__(self, pool: Pool, record: Descriptor) -> None:
-        pool.pin(record)
-        self._pool = pool
-        self._record: Descriptor | None = record
-        self.size = record.size
-
-    def close(self) -> None:
-        """Let it go; harmless when repeated."""
-        record, self._record = self._record, None
-        if record is not None:
-            self._pool.unpin(record)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class Tier(NamedTuple):

@@ -61,6 +61,13 @@ def test_what_was_read_comes_after_what_always_counts(context: Context) -> None:
     assert set(context.choose(0, BLOCKS, 0.05)) == {0, BLOCKS - 2, BLOCKS - 1, 40, 60}
 
 
+def test_attention_may_read_elsewhere(context: Context) -> None:
+    context.attend(0, said(mass=[], tokens=5))
+    context.attend(0, said(mass=mass_on(BLOCKS, 40), tokens=64))
+    context.attend(0, said(mass=[], tokens=5))
+    assert context.choose(0, BLOCKS, 0.04)[3] == 40
+
+
 def test_groups_are_chosen_for_alone(context: Context) -> None:
     context.attend(1, said(mass=mass_on(BLOCKS, 40), tokens=64))
     context.attend(2, said(mass=[0.5], blocks=[60], tokens=64))
