@@ -30,7 +30,9 @@
     │   ├── CacheClosed        after its block had ended
     │   ├── BadKey             a key that names nothing that could be there
     │   ├── WrongNamespace     a key of another namespace
-    │   └── BadBuffer          memory that is too small, read-only, not in one piece, or not of this host
+    │   ├── BadBuffer          memory that is too small, read-only, not in one piece, or not of this host
+    │   ├── BadAttention       masses, queries, keys or a budget that do not fit
+    │   └── NoNumpy            numpy is not installed, which sketches of attention need
     ├── DamageFound            a scrub found data that cannot be read
     └── ExportError            what a storage node exports could not be changed
         ├── NoTarget           the kernel's NVMe target, nvmet, is not loaded
@@ -180,6 +182,14 @@ class WrongNamespace(CacheError):
 
 class BadBuffer(CacheError):
     """The caller's memory cannot be used."""
+
+
+class BadAttention(CacheError):
+    """What was said of attention, or asked by it, does not fit."""
+
+
+class NoNumpy(CacheError):
+    """Sketches of attention need numpy, which is not installed."""
 
 
 class DamageFound(KvfsError):

@@ -58,9 +58,19 @@ class BlockingCache:
     def pin(self, key: Key) -> BlockingPin:
         return BlockingPin(self._call(self._cache.pin, key), self)
 
-    def begin(self, request: Hashable, keys: Iterable[Key], *, deadline: float = math.inf) -> int:
+    def begin(
+        self,
+        request: Hashable,
+        keys: Iterable[Key],
+        *,
+        deadline: float = math.inf,
+        **reading: Any,  # noqa: ANN401 - of Cache.begin
+    ) -> int:
         """:param deadline: seconds from now"""
-        return self._call(lambda: self._cache.begin(request, keys, deadline=_at(deadline)))
+        return self._call(lambda: self._cache.begin(request, keys, deadline=_at(deadline), **reading))
+
+    def attend(self, request: Hashable, group: int, **said: Any) -> None:  # noqa: ANN401 - of Cache.attend
+        self._call(lambda: self._cache.attend(request, group, **said))
 
     def end(self, request: Hashable, stop_reason: str = "") -> None:
         self._call(self._cache.end, request, stop_reason)
@@ -84,10 +94,16 @@ class BlockingCache:
 
     @contextmanager
     def layers(
-        self, layers: Iterable[Iterable[Pair]], *, deadline: float = math.inf
+        self,
+        layers: Iterable[Iterable[Pair]],
+        *,
+        deadline: float = math.inf,
+        request: Hashable | None = None,
     ) -> Iterator[BlockingLayers]:
         """:param deadline: seconds from now"""
-        with self._entered(lambda: self._cache.layers(layers, deadline=_at(deadline))) as coming:
+        with self._entered(
+            lambda: self._cache.layers(layers, deadline=_at(deadline), request=request)
+        ) as coming:
             yield BlockingLayers(coming, self)
 
     @contextmanager
@@ -185,6 +201,12 @@ class BlockingLayers:
 
     def __len__(self) -> int:
         return len(self._layers)
+
+    def chosen(self, layer: int) -> list[int]:
+        return self._layers.chosen(layer)  # does not change
+
+    def loaded(self, layer: int) -> list[int]:
+        return self._cache._wait(lambda: self._layers.loaded(layer))
 
     def ready(self, layer: int) -> list[Got]:
         return self._cache._wait(lambda: self._layers.ready(layer))

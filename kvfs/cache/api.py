@@ -21,11 +21,11 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import AsyncIterator, Hashable, Iterable
+from collections.abc import AsyncIterator, Hashable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
@@ -35,17 +35,20 @@ from kvfs.cache.folders import Finder
 from kvfs.cache.gpu import DriverOf
 from kvfs.cache.keys import Key, Namespace, Place, place_of
 from kvfs.cache.layers import Layers
+from kvfs.cache.pin import Pin
 from kvfs.cache.putting import Putter
 from kvfs.cache.reading import Arrivals, CacheReader, Got, Job, Pair
-from kvfs.cache.requests import Requests
+from kvfs.cache.requests import BLOCK, Mode, Reading, Requests
 from kvfs.errors import CacheClosed, NoObject
+from kvfs.prefetch.observation import Observation
 from rdma.cuda import open_driver
 from rdma.errors import NoBuffers
 from rdma.stream import Priority
 
 if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
     from blockdev.pool import Pool
-    from blockdev.types import Descriptor
     from kvfs.cache.reading import PoolExtent
     from kvfs.frames import FrameCache
     from kvfs.prefetcher import Prefetcher, PrefetchStatistics
@@ -72,33 +75,6 @@ class CacheStatistics:
     removed: int
     stream: StreamStatistics
     prefetch: PrefetchStatistics
-
-
-class Pin:
-    """Keeps a version of an object from being evicted, until `close` or the end of its `with` block.
-
-    :ivar size: bytes of the object
-    """
-
-    def __init__(self, pool: Pool, record: Descriptor) -> None:
-        pool.pin(record)
-        self._pool = pool
-        self._record: Descriptor | None = record
-        self.size = record.size
-
-    def close(self) -> None:
-        """Let it go; harmless when repeated."""
-        record, self._record = self._record, None
-        if record is not None:
-            self._pool.unpin(record)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class Tier(NamedTuple):
@@ -164,17 +140,71 @@ class Cache:
 
     # ── what will be wanted ──────────────────────────────────────────────────────────────────────────────
 
-    def begin(self, request: Hashable, keys: Iterable[Key], *, deadline: float = math.inf) -> int:
+    def begin(
+        self,
+        request: Hashable,
+        keys: Iterable[Key],
+        *,
+        deadline: float = math.inf,
+        mode: Mode = "dense",
+        budget: float | None = None,
+        block: int = BLOCK,
+    ) -> int:
         """Say that a request has arrived which will read these blocks, a chain from its root on. What is there of its
         beginning is brought into the DRAM tier, in this order, as far as that has room, and kept there for 10 s at least
         unless the request ends.
 
-        :param request: names it for `end`
+        In sparse mode, which is **lossy**, only a choice of them is brought and read by `layers`: the engine's attention must
+        leave out the rest, and what it answers differs from what it would have answered.
+
+        :param request: names it for `attend`, `layers` and `end`
+        :param keys: where each layer group has objects of its own, those of group 0
         :param deadline: when that is no longer worth beginning, by trio's clock
+        :param mode: `dense`: all is read; what `attend` is told decides on the order in a layer. `sparse`: see above
+        :param budget: in sparse mode, the share of blocks of each layer to read, above 0, at most 1; the first 64 tokens and the
+            last 128 are read in any case
+        :param block: tokens of a block
         :returns: how many blocks are there
         :raises BadKey: a request of that name has begun already
+        :raises BadAttention: the mode, the budget or the block cannot be
+        :raises NoNumpy: sparse mode needs it
         """
-        return self._requests.begin(request, [self._place(key) for key in keys], deadline)
+        reading = Reading(mode, budget, block)
+        return self._requests.begin(request, [self._place(key) for key in keys], deadline, reading)
+
+    def attend(  # noqa: PLR0913 - an engine says what it has
+        self,
+        request: Hashable,
+        group: int,
+        *,
+        mass: ArrayLike | None = None,
+        blocks: ArrayLike | None = None,
+        tokens: int = 1,
+        queries: ArrayLike | None = None,
+        keys: ArrayLike | None = None,
+    ) -> None:
+        """Say what attention of a layer group has read, so that `layers` knows what it will read. It is known until the request
+        ends, and for requests after it that begin with the same blocks, while 256 MiB suffice for all that ended.
+
+        A request takes 29 bytes a block and layer group, with keys 34 a head and token more, and 9 a channel and block.
+
+        :param group: of layers, 0 to 1023: the position in what is given to `layers`
+        :param mass: `(n,)`, the share of each block in what was read: the mean over queries, heads and layers of the group;
+            none below 0, at most 1 together
+        :param blocks: `(n,)`, which blocks these are by their position in the context, each once; by default the first `n`.
+            Others have had nothing
+        :param tokens: that have read that, 1 or more
+        :param queries: `(heads, n, width)`, of tokens that read next: of one layer of the group, for each head of keys
+            those that read it, with their positions rotated in. The last 32 have a say, until 128 more tokens have read
+        :param keys: `(heads, tokens, width)`, of the same layer, of further whole blocks from the beginning of the context on;
+            queries need them. What is kept is 256 bits and a norm of each, and bounds of each block
+        :raises BadKey: the request has not begun, or has ended
+        :raises BadAttention: something does not fit; nothing was noted then
+        :raises NoNumpy: it is not installed
+        """
+        self._check_open()
+        said = Observation(mass, blocks, queries, keys, tokens)
+        self._requests.attend(request, group, said)
 
     def end(self, request: Hashable, stop_reason: str = "") -> None:
         """Say that a request is over: nothing more is brought for it. What stays in the DRAM tier is what is likely to
@@ -230,17 +260,37 @@ class Cache:
 
     @asynccontextmanager
     async def layers(
-        self, layers: Iterable[Iterable[Pair]], *, deadline: float = math.inf
+        self,
+        layers: Iterable[Iterable[Pair]],
+        *,
+        deadline: float = math.inf,
+        request: Hashable | None = None,
     ) -> AsyncIterator[Layers]:
         """As `stream`, for objects that are the layers of a request: they are read in this order, and each layer can be waited
         for. Every one arrives, or its outcome says why not; leaving the block ends those that have not.
 
+        With a request, each layer is a layer group, and has the blocks of its context from the first one on, as many as are to
+        be read. What attention will read of them, by what `attend` was told, is read first; in sparse mode, alone. What
+        was not chosen is there for `get_into` as ever.
+
+        :param request: that has begun
+        :raises BadKey: it has not begun, or has ended
         :raises BadBuffer: for one of them, before anything is read
         """
         each = [[*pairs] for pairs in layers]
-        every = [pair for pairs in each for pair in pairs]
-        async with self.stream(every, deadline=deadline) as arrivals:
-            yield Layers(arrivals, [len(pairs) for pairs in each])
+        jobs = self._jobs(pair for pairs in each for pair in pairs)
+        sizes = [len(pairs) for pairs in each]
+        chosen: list[Sequence[int]] = [range(size) for size in sizes]
+        if request is not None:
+            for group, size in enumerate(sizes):
+                chosen[group] = self._requests.choose(request, group, size)
+                await trio.lowlevel.checkpoint()  # one takes 2 ms where a context is long
+        begins = accumulate(sizes, initial=0)
+        wanted = [
+            jobs[begin + number] for begin, numbers in zip(begins, chosen, strict=False) for number in numbers
+        ]
+        async with self._reader.stream(wanted, Priority.DEMAND, deadline) as arrivals:
+            yield Layers(arrivals, sizes, chosen)
 
     @asynccontextmanager
     async def prefetch_into(

@@ -3,30 +3,77 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import trio
 
 from kvfs.cache.folders import Finder
 from kvfs.cache.keys import Place
-from kvfs.errors import BadKey
+from kvfs.errors import BadAttention, BadKey, NoNumpy
 from kvfs.prefetch.keeping import Keeper, Request
 from kvfs.prefetch.planner import Source
 from kvfs.prefetch.returns import Returns
 
 if TYPE_CHECKING:
     from blockdev.pool import Pool
-    from blockdev.types import SlotRef
+    from blockdev.types import Descriptor, SlotRef
     from kvfs.frames import FrameCache
+    from kvfs.prefetch.contexts import Context, Contexts
+    from kvfs.prefetch.observation import Observation
     from kvfs.prefetcher import Prefetcher
 
 HINTED = 0.5
 """The chance that what is hinted at is wanted, before anything is known."""
 
 
-class _Running(NamedTuple):
+Mode = Literal["dense", "sparse"]
+"""Whether attention reads every block of a context, or is content with some."""
+BLOCK = 64
+"""Tokens of a block, by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a request reads its context.
+
+    :ivar budget: in sparse mode, the share of the blocks of each layer that is read
+    :ivar block: tokens of a block
+
+    :raises BadAttention: a budget that is no share, or not one for this mode
+    """
+
+    mode: Mode = "dense"
+    budget: float | None = None
+    block: int = BLOCK
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("dense", "sparse"):
+            raise BadAttention(f"mode {self.mode!r} is neither 'dense' nor 'sparse'")
+        if self.is_sparse and (self.budget is None or not 0 < self.budget <= 1):
+            raise BadAttention(
+                f"budget {self.budget}: sparse mode needs the share of blocks to read, above 0 and at most 1"
+            )
+        if not self.is_sparse and self.budget is not None:
+            raise BadAttention("a budget is for sparse mode: in dense mode everything is read")
+        if self.block < 1:
+            raise BadAttention(f"a block of {self.block} tokens: give 1 or more")
+
+    @property
+    def is_sparse(self) -> bool:
+        return self.mode == "sparse"
+
+
+@dataclass(slots=True)
+class _Running:
+    """
+    :ivar context: what is known of its attention, if anything is or must be
+    """
+
     kept: Request
     places: list[Place]
+    reading: Reading
+    context: Context | None
 
 
 class Requests:
@@ -43,23 +90,54 @@ class Requests:
         self._prefetcher = prefetcher
         self._keeper = Keeper(frames.count, Returns(), self._drop)
         self._running: dict[Hashable, _Running] = {}
+        self._contexts: Contexts | None = None
+        """There once somebody speaks of attention: who does not needs no numpy."""
 
-    def begin(self, request: Hashable, places: Sequence[Place], deadline: float) -> int:
-        """Fetch what is there of the beginning of a chain; returns how many blocks that are.
+    def begin(self, request: Hashable, places: Sequence[Place], deadline: float, reading: Reading) -> int:
+        """Fetch what is there of the beginning of a chain, and will be read; returns how many blocks are there.
 
         :raises BadKey: the request has begun already
+        :raises NoNumpy: it is to be read in sparse mode
         """
         if request in self._running:
             raise BadKey(f"request {request!r} has begun already: end it first")
-        found = self._fetch(places, Source.ARRIVED, 1.0, deadline)
-        self._running[request] = _Running(self._keeper.begin(places, trio.current_time()), [*places])
-        return found
+        if reading.is_sparse:
+            self._need_contexts()
+        context = None if self._contexts is None else self._contexts.begin(places, reading.block)
+        records = self._there(places)
+        wanted = _chosen(context, reading, 0, len(records)) if reading.is_sparse else range(len(records))
+        for number in wanted:
+            self._prefetcher.want(places[number], [records[number]], Source.ARRIVED, 1.0, deadline)
+        kept = self._keeper.begin(places, trio.current_time())
+        self._running[request] = _Running(kept, [*places], reading, context)
+        return len(records)
+
+    def attend(self, request: Hashable, group: int, said: Observation) -> None:
+        """Note what attention has read.
+
+        :raises BadKey: the request has not begun
+        :raises BadAttention: it does not fit; nothing has changed then
+        """
+        running = self._of(request)
+        contexts = self._need_contexts()
+        context = running.context or contexts.begin(running.places, running.reading.block)
+        running.context = context
+        context.attend(group, said)
+
+    def choose(self, request: Hashable, group: int, blocks: int) -> list[int]:
+        """Which of the first so many blocks of a layer group to read, the most wanted first.
+
+        :raises BadKey: the request has not begun
+        """
+        running = self._of(request)
+        return _chosen(running.context, running.reading, group, blocks)
 
     def end(self, request: Hashable, stop_reason: str) -> None:
         """Fetch nothing more for it. :raises BadKey: it has not begun"""
-        running = self._running.pop(request, None)
-        if running is None:
-            raise BadKey(f"request {request!r} has not begun, or has ended")
+        running = self._of(request)
+        del self._running[request]
+        if running.context is not None:
+            self._need_contexts().end(running.places, running.context)
         wanted = {place for other in self._running.values() for place in other.places}
         self._prefetcher.cancel(place for place in running.places if place not in wanted)
         self._keeper.end(running.kept, trio.current_time(), stop_reason)
@@ -73,15 +151,31 @@ class Requests:
                 self._pool.touch(record)
                 self._prefetcher.want(place, [record], Source.RETURN, HINTED)
 
-    def _fetch(self, places: Sequence[Place], source: Source, chance: float, deadline: float) -> int:
-        finder = Finder(self._pool)
-        for number, place in enumerate(places):
+    def _of(self, request: Hashable) -> _Running:
+        running = self._running.get(request)
+        if running is None:
+            raise BadKey(f"request {request!r} has not begun, or has ended")
+        return running
+
+    def _there(self, places: Sequence[Place]) -> list[Descriptor]:
+        """What is there of the beginning of a chain; it is evicted later."""
+        finder, records = Finder(self._pool), []
+        for place in places:
             record = finder.find(place)
             if record is None:
-                return number
+                break
             self._pool.touch(record)
-            self._prefetcher.want(place, [record], source, chance, deadline)
-        return len(places)
+            records.append(record)
+        return records
+
+    def _need_contexts(self) -> Contexts:
+        if self._contexts is None:
+            try:
+                from kvfs.prefetch.contexts import Contexts  # noqa: PLC0415 - needs numpy, which others do without
+            except ImportError:
+                raise NoNumpy("attention needs numpy: pip install 'kvfs[attention]'") from None
+            self._contexts = Contexts()
+        return self._contexts
 
     def _drop(self, block: Hashable) -> None:
         self._frames.demote(self._slots(block))
@@ -90,3 +184,10 @@ class Requests:
         assert isinstance(block, Place)
         record = Finder(self._pool).find(block)
         return [] if record is None else [extent.ref for extent in record.extents if not record.indexed]
+
+
+def _chosen(context: Context | None, reading: Reading, group: int, blocks: int) -> list[int]:
+    """Which of the first so many blocks a request reads, the most wanted first."""
+    if context is None:
+        return [*range(blocks)]
+    return context.choose(group, blocks, 1.0 if reading.budget is None else reading.budget)

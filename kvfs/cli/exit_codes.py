@@ -108,6 +108,8 @@ EXIT_CODES: dict[type[Exception], int] = {
     kvfs.BadKey: 112,
     kvfs.WrongNamespace: 113,
     kvfs.BadBuffer: 114,
+    kvfs.BadAttention: 115,
+    kvfs.NoNumpy: 116,
 }
 
 _BY_NAME = {error.__name__: code for error, code in EXIT_CODES.items()}

@@ -56,13 +56,14 @@ class Sketch:
     :param probe: of one of its layers, for the same blocks; several sketches may have the same
     :param hot: blocks that history ranks at most
     :param found: blocks that a probe adds at most
+    :ivar probe: may be given later
     """
 
     def __init__(
         self, block: int = 64, probe: Probe | None = None, *, hot: int = HOT, found: int = FOUND
     ) -> None:
         self._attended = Attended(hot)
-        self._probe = probe
+        self.probe = probe
         self._found = found
         self._sinks = -(-SINK // block)
         self._recent = -(-RECENT // block)
@@ -100,8 +101,8 @@ class Sketch:
         """
         candidates, found = self._candidates(queries)
         scores = self._attended.expect(candidates)
-        if self._probe is not None and queries is not None:
-            scores += QUERY * self._asked(self._probe, queries, candidates, scores, found)
+        if self.probe is not None and queries is not None:
+            scores += QUERY * self._asked(self.probe, queries, candidates, scores, found)
         best = candidates[np.argsort(-scores)[:count]]
         return best if len(best) == count else self._filled(best, count)
 
@@ -116,8 +117,8 @@ class Sketch:
         """Blocks to rank, ascending, and those of them that the probe found."""
         hot = self._attended.hottest()
         found: Ints = np.zeros(0, np.int64)
-        if self._probe is not None and queries is not None:
-            found = self._probe.digests.candidates(queries, self._found)
+        if self.probe is not None and queries is not None:
+            found = self.probe.digests.candidates(queries, self._found)
         every = distinct(np.concatenate([hot, hot + 1, found]))
         inside = every[(every >= self._sinks) & (every < len(self) - self._recent)]
         return inside, found[np.isin(found, inside)]

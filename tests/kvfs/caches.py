@@ -19,7 +19,7 @@ from kvfs.prefetcher import Mode, Prefetcher
 from rdma.buffers import Arena as LeaseArena
 from rdma.buffers import allocate
 from rdma.cuda import open_driver
-from rdma.stream import open_stream
+from rdma.stream import BYTES_UNDER_WAY, open_stream
 from tests.blockdev.pools import EXTENT
 
 NAMESPACE = Namespace("model")
@@ -33,11 +33,12 @@ async def cache_of(
     frames: int = 4,
     namespace: Namespace | None = NAMESPACE,
     driver_of: DriverOf = open_driver,
+    bytes_under_way: int = BYTES_UNDER_WAY,
 ) -> AsyncIterator[Cache]:
     """A cache of a pool, as `kvfs.open_cache` makes it."""
     async with (
         tiers_of(pool, frames=frames) as tier,
-        open_stream(PoolSource(pool, tier)) as stream,
+        open_stream(PoolSource(pool, tier), bytes_under_way=bytes_under_way) as stream,
         trio.open_nursery() as nursery,
     ):
         arena = LeaseArena(allocate(LEASED), LEASED, EXTENT)

@@ -17,12 +17,14 @@ from typing import Any
 import pytest
 
 import kvfs as package
-from blockdev.types import MIB
+from blockdev.types import KIB, MIB
 from examples import layers
 from kvfs import Block, Namespace, sync
 from kvfs.config import load_config
 from kvfs.errors import (
+    BadAttention,
     BadBuffer,
+    BadKey,
     CacheClosed,
     ConfigError,
     NoObject,
@@ -203,6 +205,56 @@ def _locked() -> int:
     found = re.search(r"VmLck:\s+(\d+)", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1])
+
+
+@pytest.mark.numpy
+def test_threads_tell_what_attention_read(pool: Kvfs) -> None:
+    from tests.kvfs.attention import mass_on
+
+    keys = [b"%d" % number for number in range(8)]
+    with opened(pool) as cache:
+        for number, key in enumerate(keys):
+            cache.put(key, noise(number, KIB))
+        assert cache.begin("r", keys, mode="sparse", budget=0.5, deadline=60) == 8
+        cache.attend("r", 0, mass=mass_on(8, 3), tokens=16)
+        buffers = [bytearray(KIB) for _ in keys]
+        with cache.layers([zip(keys, buffers, strict=True)], request="r", deadline=60) as coming:
+            assert set(coming.chosen(0)) == {0, 3, 6, 7}
+            assert coming.loaded(0) == [0, 3, 6, 7]
+        for number, buffer in enumerate(buffers):
+            assert buffer == (noise(number, KIB) if number in (0, 3, 6, 7) else bytes(KIB))
+        with pytest.raises(BadAttention, match="at most 1 together"):
+            cache.attend("r", 0, mass=[1.0, 1.0])
+        with pytest.raises(TypeError, match="budgets"):
+            cache.begin("s", keys, budgets=0.5)
+        cache.end("r")
+        with pytest.raises(BadKey):
+            cache.attend("r", 0, mass=[1.0])
+
+
+@pytest.mark.numpy
+def test_the_example_of_attention_says_what_it_loses(pool: Kvfs, capsys: pytest.CaptureFixture[str]) -> None:
+    from examples import attention
+
+    state = str(pool.state.root)
+    assert attention.main(["hot", "--state-dir", state]) == 0
+    found = re.findall(
+        r"group \d: (\d+) of 64 blocks had (\d+)% of attention; .* by ([\d.]+)%", capsys.readouterr().out
+    )
+    assert len(found) == attention.GROUPS
+    for blocks, mass, error in found:
+        assert int(blocks) == 10
+        assert int(mass) > 90
+        assert 0 < float(error) < 30
+    assert attention.main(["hot", "--state-dir", state, "--budget", "1"]) == 0
+    assert (
+        capsys.readouterr().out.count("64 of 64 blocks had 100% of attention; the outcome differs by 0.0%")
+        == 4
+    )
+    assert attention.main(["hot", "--state-dir", state, "--budget", "0"]) == 1
+    assert capsys.readouterr().err.startswith("attention: budget 0.0")
+    with opened(pool, namespace=attention.NAMESPACE) as cache:  # it leaves nothing behind
+        assert cache.lookup(attention.Model().keys(0)) == [None] * attention.BLOCKS
 
 
 # ── the example ──────────────────────────────────────────────────────────────────────────────────────────────

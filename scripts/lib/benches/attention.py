@@ -9,12 +9,14 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvfs.prefetch.contexts import Context
+from kvfs.prefetch.observation import Observation
 from kvfs.prefetch.sketch import Probe, Sketch
 from scripts.lib.attention import choices
 from scripts.lib.attention.capture import BLOCK, Capture, Sizes, captures
@@ -64,7 +66,10 @@ def run(rows: Rows, options: argparse.Namespace) -> None:
         sys.exit(f"scripts/bench: {error}: scripts/lib/engines-venv smollm2 installs it")
     for situation, floor in SITUATIONS.items():
         _judge(rows, situation, found, None if options.quick else floor)
-    _times(rows, [1 << 16, 1 << 18] if options.quick else [1 << 16, 1 << 18, 1 << 20])
+    lengths = [1 << 16, 1 << 18] if options.quick else [1 << 16, 1 << 18, 1 << 20]
+    _times(rows, lengths)
+    for tokens in lengths:
+        _calls(rows, tokens)
 
 
 def _judge(rows: Rows, situation: str, found: dict[str, Capture], floor: float | None) -> None:
@@ -131,3 +136,28 @@ def _long(tokens: int) -> tuple[Sketch, Floats]:
         mass = rng.random(len(read), np.float32)
         sketch.observe(mass / mass.sum(), read, tokens=8)
     return sketch, rng.standard_normal((HEADS, SHARING, WIDTH), np.float32)
+
+
+def _calls(rows: Rows, tokens: int) -> None:
+    """What an engine's calls of the Cache API cost for one layer group: saying what was read, and choosing by that."""
+    rng = np.random.default_rng(0)
+    blocks, context = tokens // BLOCK, Context(BLOCK)
+    for _ in range(0, tokens, 1 << 16):
+        context.attend(0, Observation(keys=rng.standard_normal((HEADS, 1 << 16, WIDTH), np.float32) + 1))
+    query = rng.standard_normal((HEADS, SHARING, WIDTH), np.float32)
+    every = rng.random(blocks, np.float32)
+    every /= every.sum()
+    some = rng.permutation(blocks)[:READ_AT_ONCE]
+    calls: dict[str, Callable[[], object]] = {
+        f"telling the mass of {READ_AT_ONCE} blocks": lambda: context.attend(
+            0, Observation(mass=every[some], blocks=some, queries=query)
+        ),
+        "telling the mass of all blocks": lambda: context.attend(0, Observation(mass=every, queries=query)),
+        "choosing a tenth, for sparse mode": lambda: context.choose(0, blocks, 0.1),
+        "ordering all blocks, for dense mode": lambda: context.choose(0, blocks, 1.0),
+    }
+    for name, call in calls.items():
+        for _ in range(ROUNDS):
+            begun = time.thread_time()
+            call()
+            rows.add(f"{name}, {tokens:,} tokens", "ms", (time.thread_time() - begun) * 1e3)
