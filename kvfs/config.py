@@ -25,7 +25,7 @@ from blockdev.nvme.names import make_namespace, make_target, read_data_path, rea
 from blockdev.types import GIB, MIB
 from kvfs.errors import ConfigError
 from kvfs.sizes import exact_size, parse_size
-from kvfs.state import check_pool_name
+from kvfs.state import check_pool_name, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,7 +110,7 @@ def load_config(path: Path) -> Config:
     :raises ConfigError: it cannot be read, or what it says cannot be used
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -18,6 +18,7 @@ short, since the path of a socket may have no more than 107 bytes (kvfs.control 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import itertools
@@ -251,6 +252,13 @@ def named_after(path: str, letters: int) -> str:
     """A file name that shows the end of a path and is another one for every other path."""
     last = re.sub(r"[^A-Za-z0-9._-]", "-", os.path.basename(path)).lstrip("._-")[:letters]  # noqa: PTH119
     return f"{last or 'root'}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:6]}"
+
+
+def read_text(path: Path) -> str:
+    """A file's text; of a pipe or a device nobody waits for the end. :raises OSError, UnicodeDecodeError:"""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(errno.EINVAL, "Not a file", str(path))
+    return path.read_text(encoding="utf-8")
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -33,7 +33,7 @@ import yaml
 from kvfs.config import compose
 from kvfs.errors import ConfigError
 from kvfs.export.model import Export, Exports, HostKeys, Namespace, check_nqn, parse_port
-from kvfs.state import write_atomically
+from kvfs.state import read_text, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +52,7 @@ def load_exports(path: Path) -> Exports:
     :raises ConfigError:
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except FileNotFoundError:
         return Exports()
     except UnicodeDecodeError:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from uuid import UUID
 
@@ -111,3 +112,6 @@ def test_other_texts_are_refused(tmp_path: Path) -> None:
         load_exports(tmp_path / "x")
     with pytest.raises(ConfigError, match="Is a directory"):
         load_exports(tmp_path)
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(ConfigError, match="fifo: Not a file"):
+        load_exports(tmp_path / "fifo")
