@@ -168,6 +168,9 @@ class Membership:
                 while not (is_ours := self.leases.begin_naming()):  # noqa: ASYNC110 - another process ends it
                     await trio.sleep(_NAMING_POLL)
             try:
+                self._catalogs.see_others(
+                    {*self.seats_there(), *self.leases.others()}
+                )  # who has just come, too
                 yield
                 self._catalogs.commit()
             finally:
