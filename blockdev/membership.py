@@ -168,11 +168,12 @@ class Membership:
                 while not (is_ours := self.leases.begin_naming()):  # noqa: ASYNC110 - another process ends it
                     await trio.sleep(_NAMING_POLL)
             try:
-                self._catalogs.see_others(
-                    {*self.seats_there(), *self.leases.others()}
-                )  # who has just come, too
+                with suppress(OSError):  # of the catalogues' disk, as whoever follows and commits will tell
+                    # Who has just come, too.
+                    self._catalogs.see_others({*self.seats_there(), *self.leases.others()})
                 yield
-                self._catalogs.commit()
+                with suppress(OSError):
+                    self._catalogs.commit()
             finally:
                 if is_ours:
                     self.leases.end_naming()
