@@ -391,14 +391,16 @@ class Catalogs:
 
     def outdo(self, refs: Iterable[SlotRef], stamp: Stamp) -> None:
         """Say that others' records are outdone by one of ours."""
-        for (
-            catalog
-        ) in self.own.values():  # an owner that sees this must find an ALIAS, or it lets the object go
+        listed = [*refs]
+        if not listed:
+            return
+        # Where a member has several seats: an owner that sees this must find an ALIAS, or it lets the object go.
+        for catalog in self.own.values():
             if catalog is not self.primary and catalog.has_changes:
                 catalog.commit()
-        for ref in refs:
+        for ref in listed:
             self.primary.outdo(ref, stamp)
-            self._simple = False
+        self._simple = False
 
     def not_outdone(self, ref: SlotRef, stamp: Stamp | None = None) -> None:
         """Nothing needs to be said of a slot any more. :param stamp: by a record of ours not later than this"""
