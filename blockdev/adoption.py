@@ -93,7 +93,9 @@ class Adoption:
         catalogs = pool.catalog
         for region in catalogs.assigned_to(seat):
             await pool.sign_region(region)
-        for number, _ in enumerate(catalogs.dissolve(seat)):
+        for number, beaten in enumerate(catalogs.dissolve(seat)):
+            if beaten is not None:
+                pool.owe(beaten.by, beaten.record.ref)
             if number % _AT_ONCE == 0:
                 await trio.lowlevel.checkpoint()
         self._membership.leases.leave_seat(seat)

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 from uuid import UUID
 
 from blockdev.catalog import Catalog
@@ -42,6 +43,13 @@ _BATCH = 256
 def catalog_folder(folder: Path, seat: int) -> Path:
     """Where a seat's catalogue is in a pool's folder."""
     return folder / "catalogue" / str(seat)
+
+
+class Beaten(NamedTuple):
+    """A record that is set aside, and the later one that has its name."""
+
+    record: Descriptor
+    by: Descriptor
 
 
 class Catalogs:
@@ -116,10 +124,11 @@ class Catalogs:
             self.read_other(seat)
         self._refresh()
 
-    def dissolve(self, seat: int) -> Iterator[None]:
+    def dissolve(self, seat: int) -> Iterator[Beaten | None]:
         """Move all that a seat of ours has said to our first one, step by step; then it has no catalogue any more.
 
-        Nothing may be assigned to it any more. What changes between steps goes to the first one at once.
+        Nothing may be assigned to it any more. What changes between steps goes to the first one at once. Of two records of
+        one name the earlier one is outdone, and told, if it is there to be freed.
         """
         catalog, primary = self.own[seat], self.primary
         for seen in catalog.scan():
@@ -127,14 +136,17 @@ class Catalogs:
             # It may have changed, or gone, since it was read.
             record = catalog.by_id(seen.object_id, alias=alias)
             known = primary.by_id(seen.object_id, alias=alias)
+            beaten = None
             if record is not None and (known is None or _version(known) < _version(record)):
-                _store(primary, record)
-            yield
+                beaten = _store(primary, record)
+            if beaten is not None:
+                primary.outdo(beaten.record.ref, beaten.by.stamp)
+            yield beaten
         after: SlotRef | None = None
         while batch := catalog.all_outdone(after):
             for after, stamp in batch:
                 primary.outdo(after, max(stamp, primary.outdone(after) or stamp))
-            yield
+            yield None
         primary.mark_dirty(*catalog.dirty_chunks())
         primary.commit()
         del self.own[seat]
@@ -261,7 +273,10 @@ class Catalogs:
 
     def is_ours(self, record: Descriptor) -> bool:
         """Whether we may change the object that `record` shows."""
-        return not self.others or self.owner(record.object_id) is not None
+        if not self.others:
+            return True
+        # The same directory may have been made by another, too.
+        return RegionId(*record.address[:2]) in self._seats and self.owner(record.object_id) is not None
 
     def alias(self, object_id: ObjectId) -> Descriptor | None:
         """Our own latest ALIAS of an object, if there is one."""
@@ -336,8 +351,8 @@ class Catalogs:
         for record in records:
             if not is_directory(record):
                 break
-            shown = None if self.is_outdone(record) else self._shown(record)
-            if shown is not None:
+            shown = self._alive(record)
+            if shown is not None and self._is_latest(record):
                 found.setdefault(shown.object_id, shown)
         if not found:
             return None
@@ -345,6 +360,21 @@ class Catalogs:
         for other in found.keys() - {smallest}:
             self._note_twins(DirectoryId(smallest), DirectoryId(other))
         return found[smallest]
+
+    def _alive(self, record: Descriptor) -> Descriptor | None:
+        return None if self.is_outdone(record) else self._shown(record)
+
+    def _is_latest(self, record: Descriptor) -> bool:
+        """Of records of one directory, which may be several members', whether no later one says that it is elsewhere."""
+        same = self.raw_by_id(record.object_id)
+        return not any(age(one) > age(record) and self._alive(one) is not None for one in same)
+
+    def repeats(self, record: Descriptor) -> list[Descriptor]:
+        """Older records of a directory, which others made at the same moment, or which was made again."""
+        if self._simple or record.kind is not Kind.DIRECTORY:
+            return []
+        same = self.raw_by_id(record.object_id)
+        return [one for one in same if one.kind is Kind.DIRECTORY and age(one) < age(record)]
 
     def _note_twins(self, smallest: DirectoryId, other: DirectoryId) -> None:
         known = self._same.get(other)
@@ -470,17 +500,19 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(gone, ignore_errors=True)
 
 
-def _store(catalog: Catalog, record: Descriptor) -> None:
+def _store(catalog: Catalog, record: Descriptor) -> Beaten | None:
     """Put a record where the later one of those that have its name in this catalogue is found; the other is set aside."""
     held = catalog.get(record.directory, record.name)
     if held is None or held.ref == record.ref:
         catalog.put(record)
-        return
+        return None
     earlier, later = sorted((held, record), key=age)
-    if earlier.kind is not Kind.ALIAS:  # of which nothing is needed then
+    is_needed = earlier.kind is not Kind.ALIAS
+    if is_needed:
         catalog.put(aside(earlier))
     if later is record:
         catalog.put(record)
+    return Beaten(earlier, later) if is_needed else None
 
 
 def forget_elsewhere(catalogs: Iterable[Catalog], catalog: Catalog, record: Descriptor) -> None:
@@ -499,12 +531,17 @@ def aliases_in(catalogs: Iterable[Catalog], object_id: ObjectId) -> list[Descrip
 
 def aside(record: Descriptor) -> Descriptor:
     """A record under no name: another's ALIAS may stand for it, or it is about to be freed."""
-    return replace(record, directory=DirectoryId(record.object_id), name=b"outdone")
+    return replace(record, directory=_nowhere(record), name=b"outdone")
 
 
 def is_aside(record: Descriptor) -> bool:
     """Whether a record is in the catalogue under no name: see `aside`; tombstones have none either."""
-    return bytes(record.directory) == bytes(record.object_id)
+    return record.kind is Kind.TOMBSTONE or record.directory == _nowhere(record)
+
+
+def _nowhere(record: Descriptor) -> DirectoryId:
+    """A directory that never was: not the object itself, which may be one."""
+    return DirectoryId(bytes(byte ^ 0xFF for byte in record.object_id))
 
 
 def aliased(base: Descriptor, alias: Descriptor) -> Descriptor:

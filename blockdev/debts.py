@@ -198,6 +198,10 @@ class Debts:
         """Slots that must be invalid before this object may go, lest a scan brings them back."""
         return self._owed.get(object_id, ())
 
+    def add(self, object_id: ObjectId, ref: SlotRef) -> None:
+        """An object owes a slot more."""
+        self._owed[object_id] = (*self.of(object_id), ref)
+
     async def inherit(
         self, heir: ObjectId | None, old: Descriptor | None, key: NameKey
     ) -> tuple[SlotRef, ...]:

@@ -79,7 +79,24 @@ class Departures:
         if record.object_id in self._versions.pins:
             return False
         # From here on a tombstone may say that it is gone. Who pins it now can read it all the same until they unpin.
-        return await self._others.try_to_outdo_rivals(record) and await self._versions.may_leave(record)
+        return (
+            await self._others.try_to_outdo_rivals(record)
+            and await self._versions.may_leave(record)
+            and await self._drop_beaten(record)
+        )
+
+    async def _drop_beaten(self, record: Descriptor) -> bool:
+        """Let objects of ours go that have the name of one that is about to go; whether they are gone.
+
+        A seat that we took over may have had them, and nobody has looked at them yet.
+        """
+        for one in self._others.beaten(record):
+            with self._locks.objects.try_hold(one.object_id) as held:
+                if not held:
+                    return False
+                if self._others.own(one.object_id) is not None:
+                    await self._versions.leave(one)
+        return True
 
     async def quarantine(self, record: Descriptor, error: ChecksumError) -> None:
         """Drop an object whose bytes are wrong; another's is not there for us from now on, and its owner is told."""
@@ -121,9 +138,10 @@ class Departures:
                     await self._others.take_over(own, alias, old)
                 elif await self._versions.debts.clear(own, patient=True):
                     await self._versions.leave(own)
+                    self._catalogs.not_outdone(own.ref)
                 else:
                     return False
-        if alias is None:
+        if alias is None and not self._versions.exists(object_id):  # a directory may be another's now
             self._tell_gone(own)
         return True
 

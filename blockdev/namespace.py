@@ -175,6 +175,7 @@ class Namespace:
         if not self._others.is_ours(current):
             return await self._others.alias(replace(current, directory=target[0], name=target[1]), old)
         await self._others.outdo_rivals(current)
+        await self._free_beaten(self._others.beaten(current), current)
         owed = await self._versions.debts.inherit(current.object_id, old, target)
         stamp = self._sources.next_stamp(current, old)
         head = await self._rewrite(moved(current, *target, stamp, owed))
@@ -255,9 +256,12 @@ class Namespace:
             ):
                 current = self._must_be(record)
                 with self._tree.leaving(current):
+                    beaten = self._others.beaten(current)
                     if self._others.is_ours(current):
                         await self._others.outdo_rivals(current)
+                        await self._free_beaten(beaten, current)
                         await self._versions.remove(current)
                     else:
                         await self._others.remove(current)
+                        await self._free_beaten(beaten, current)
                 self._counters.removed += 1

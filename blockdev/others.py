@@ -141,6 +141,9 @@ class Others:
     async def remove(self, record: Descriptor) -> None:
         """Remove another's object. :raises NoSpace, Unavailable, DeviceError:"""
         await self._versions.debts.bury_all([other.ref for other in self._catalogs.behind(record)])
+        for one in self._catalogs.repeats(record):
+            if self._room.is_ours(one.ref):
+                await self._versions.leave(one)
         alias = self._catalogs.alias(record.object_id)
         if alias is not None:
             await self._drop_alias(alias)
@@ -161,17 +164,18 @@ class Others:
         return not rivals or await self._versions.debts.try_to_bury(rivals, patient=False)
 
     def _rivals(self, record: Descriptor) -> list[SlotRef]:
-        return [
+        rivals = [
             other.ref
             for other in self._catalogs.behind(record)
             if other.object_id != record.object_id
             and (other.directory, other.name) == (record.directory, record.name)
             and age(other) < age(record)  # what has outdone it stays
         ]
+        return rivals + [other.ref for other in self._catalogs.repeats(record)]
 
     def beaten(self, record: Descriptor | None) -> list[Descriptor]:
         """Objects of ours that `record` has outdone under its name: what replaces it answers for them, too."""
-        if record is None or not self._catalogs.others:
+        if record is None:
             return []
         return [
             other
@@ -196,7 +200,7 @@ class Others:
         stamp = self._catalogs.outdone_by(own)
         if stamp is None:
             if own.kind is Kind.DIRECTORY:
-                return None
+                return Verdict(own) if self._is_made_again(own) else None
             counts = self._catalogs.get(own.directory, own.name)
             return Verdict(own) if counts is not None and counts.object_id != object_id else None
         aliases = [
@@ -211,6 +215,11 @@ class Others:
             latest = max(aliases, key=age)
             return Verdict(own, latest, self._ours_of_name(latest))
         return Verdict(own)
+
+    def _is_made_again(self, own: Descriptor) -> bool:
+        """Whether another's later record, which we reach, stands for the same directory."""
+        counts = self._catalogs.by_id(own.object_id)
+        return counts is not None and counts.ref != own.ref and self._room.reaches(counts.ref)
 
     def _ours_of_name(self, alias: Descriptor) -> Descriptor | None:
         """Our object that has the name of an alias of another."""

@@ -155,6 +155,10 @@ class Pool:
         """
         return await self._departures.fold(object_id)
 
+    def owe(self, record: Descriptor, ref: SlotRef) -> None:
+        """Before an object of ours goes, or changes its name, what is in a slot must be gone or buried."""
+        self._versions.debts.add(record.object_id, ref)
+
     async def sign_region(self, region: RegionId) -> None:
         """Make a region that came with another's seat our own. :raises Unavailable, DeviceError:"""
         await self._room.regions.sign(region)

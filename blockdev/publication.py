@@ -12,6 +12,8 @@ import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from xxhash import xxh3_128_digest
+
 from blockdev.types import (
     Descriptor,
     DirectoryId,
@@ -131,6 +133,15 @@ def body_record(
         stored_size=size,
         head=head,
     )
+
+
+def directory_id(parent: DirectoryId, name: bytes, number: int) -> ObjectId:
+    """The identity of a directory that is made under a name, where the first `number` ones are taken.
+
+    It follows from the name: when two members make a directory at once, or it is made again while the device with its
+    record is away, it is the same directory, and what is in the one is in the other.
+    """
+    return ObjectId(xxh3_128_digest(b"%b%b/%d" % (parent, name, number)))
 
 
 def extent_length(size: int, index: int, extent_size: int) -> int:

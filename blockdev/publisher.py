@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 import trio
 from xxhash import xxh3_64_intdigest
@@ -12,7 +13,15 @@ from blockdev import layout
 from blockdev.errors import DeviceError, DeviceTimeout, RecordTooLarge, Unavailable
 from blockdev.media import Media
 from blockdev.memory import PageBuffers, padded
-from blockdev.publication import Home, NewObject, body_record, extent_length, head_record, slots_of
+from blockdev.publication import (
+    Home,
+    NewObject,
+    body_record,
+    directory_id,
+    extent_length,
+    head_record,
+    slots_of,
+)
 from blockdev.reading import Reader
 from blockdev.room import Room
 from blockdev.sources import Sources
@@ -128,7 +137,7 @@ class Publisher:
         current = await self._keepable(new, current)
         if current is None and new.base is not None:
             new = await self._copied(new, taken)
-        object_id = _identity(new, old, current) or self._sources.new_id()
+        object_id = _identity(new, old, current) or self._new_id(new)
         home = await self._place(await self._home(current, taken))
         indexes = await self._write_indexes(new, home.ref, object_id, taken)
         await self._write_bodies(new, home.ref, object_id, taken)
@@ -146,6 +155,13 @@ class Publisher:
             kept = set(slots_of(head, new.extents))
             await self._versions.drop(current, [ref for ref in before if ref not in kept], stamp)
         return head
+
+    def _new_id(self, new: NewObject) -> ObjectId:
+        if new.kind is not Kind.DIRECTORY:
+            return self._sources.new_id()
+        # One that was made here may have another name by now.
+        numbered = (directory_id(new.directory, new.name, number) for number in count())
+        return next(one for one in numbered if not self._versions.exists(one))
 
     async def _write_first_head(self, head: Descriptor, taken: Consumed) -> None:
         try:

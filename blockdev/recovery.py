@@ -162,7 +162,8 @@ class Recovery:
         for record in contenders:
             if record.ref not in live:
                 self._catalog.forget(record)
-            if record.ref in bases and self._scan.is_mine(record.ref):
+            is_twin = DirectoryId(record.object_id) in resolution.same and record.ref not in garbage
+            if (record.ref in bases or is_twin) and self._scan.is_mine(record.ref):
                 self._catalog.put(aside(record))
         for (directory, name), record in resolution.live.items():
             if self._scan.is_mine(record.ref):

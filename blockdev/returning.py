@@ -143,7 +143,7 @@ class Returning:
         """
         known = region.sequence[address.slot] or (found.sequence if found is not None else 0)
         record = self._claimed(region, address) or _free(region, address, found)
-        if is_aside(record) and record.kind is not Kind.FREE:
+        if is_aside(record):
             return False
         for step in (3, 4):  # known + 1 is what is late, and in the page that is written first
             record = replace(record, sequence=known + step)

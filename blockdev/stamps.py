@@ -10,7 +10,9 @@ A record is outdone
 - by a later one of the same name;
 - by a later one that lists its slot, under whatever name (a rename or removal by another member: an ALIAS or
   TOMBSTONE elsewhere, while the record itself still stands where it was);
-- if it is an ALIAS, by the record that it replaces once that has a stamp as high (its owner took the change over).
+- if it is an ALIAS, by the record that it replaces once that has a stamp as high (its owner took the change over);
+- if it is a directory's, by a later one of the same directory, under whatever name: its identity follows from the name
+  under which it was made, so several members may have made it.
 
 What is outdone by nothing but a record that has gone would come back to life. So nothing is garbage while something
 that it outdoes is still there, or may be there on a device that was not scanned.
@@ -93,6 +95,7 @@ class _Resolver:
         self._present = {record.ref: record for record in self._named}
         self._scanned = scanned
         self._listed_later = self._find_listed_later()
+        self._made_again = self._find_made_again()
         self._same: dict[DirectoryId, DirectoryId] = {}
         self._names = self._by_name()
 
@@ -127,6 +130,22 @@ class _Resolver:
                     outdone.add(record.ref)
         return outdone
 
+    def _find_made_again(self) -> set[SlotRef]:
+        """Records of directories of which a later one stands for the same directory, under whatever name."""
+        latest: dict[ObjectId, Descriptor] = {}
+        outdone: set[SlotRef] = set()
+        for record in self._named:
+            if not is_directory(record) or not self._stands(record):
+                continue
+            other = latest.setdefault(record.object_id, record)
+            earlier, latest[record.object_id] = sorted((other, record), key=age)
+            if earlier is not latest[record.object_id]:
+                outdone.add(earlier.ref)
+        return outdone
+
+    def _stands(self, record: Descriptor) -> bool:
+        return record.ref not in self._listed_later and self._base(record) is not None
+
     def _by_name(self) -> dict[NameKey, list[Descriptor]]:
         """All records of each name, latest first."""
         names: defaultdict[NameKey, list[Descriptor]] = defaultdict(list)
@@ -151,7 +170,7 @@ class _Resolver:
         for record in group:
             if not is_directory(record):
                 break
-            if record.ref not in self._listed_later and self._base(record) is not None:
+            if record.ref not in self._made_again and self._stands(record):
                 found.setdefault(record.object_id, record)
         return list(found.values())
 
@@ -170,9 +189,7 @@ class _Resolver:
         latest = group[0]
         if is_directory(latest):
             return min(self._directories(group), key=lambda record: record.object_id, default=None)
-        if latest.ref in self._listed_later or self._base(latest) is None:
-            return None
-        return latest
+        return latest if self._stands(latest) else None
 
     # ── garbage ──────────────────────────────────────────────────────────────────────────────────────────
 

@@ -119,6 +119,10 @@ class Versions:
         """Whether we may change the object."""
         return self._catalog.is_ours(record)
 
+    def exists(self, object_id: ObjectId) -> bool:
+        """Whether an object is known, under whatever name."""
+        return self._catalog.by_id(object_id) is not None
+
     def remember(self, head: Descriptor) -> None:
         """Enter a durable record into the catalogue."""
         for ref in head.supersedes:

@@ -192,6 +192,8 @@ class InodeTable:
         """As `of_record`, for one who has it packed. :raises FormatError: not a record"""
         object_id = packed_object(packed)
         for inode in reversed(self.versions(object_id)):
+            if inode.gone:
+                continue  # a directory that is made again is the same one, but for the kernel
             if inode.packed == packed and inode.place == packed_place(packed):
                 return inode
             record = unpack_descriptor(packed)

@@ -3,6 +3,8 @@
 As in `crash_model`, the model keeps the set of versions that may be seen under each name. An operation leaves one once
 every member must have seen it; one that was cut off leaves the old and the new. On top of that it watches every write:
 no two live members write to one region, and no payload is written to a slot that somebody reads.
+
+Some names are in directories, which come and go. Who puts a file into one that another member is removing may lose it.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from blockdev.testing import RandomFaults
 from blockdev.types import (
     ROOT,
     Descriptor,
+    DirectoryId,
     ExtentRef,
     Kind,
     ObjectId,
@@ -35,11 +38,18 @@ from blockdev.types import (
     SlotNo,
     Xxh3,
 )
-from tests.blockdev.crash_model import EXTENT, SIZES, Failure, Key, Seen, Version
+from tests.blockdev.crash_model import EXTENT, SIZES, Failure, Seen, Version
 from tests.blockdev.members import Handle, Host, host
 
+Key = tuple[bytes, bytes]
+"""The name of a directory in the root, empty for the root itself, and a name in it."""
+
 MEMBERS = 3
-NAMES = tuple(b"n%d" % number for number in range(12))
+DIRECTORIES = (b"d0", b"d1")
+KEYS: tuple[Key, ...] = (
+    *((b"", b"n%d" % number) for number in range(8)),
+    *((directory, b"n%d" % number) for directory in DIRECTORIES for number in range(3)),
+)
 SEEN_BY_ALL = 0.2
 """Seconds after which every member must see what another did."""
 TAKEN_OVER = 8.0
@@ -107,6 +117,8 @@ class MembersModel:
     stored: dict[Key, set[Seen]] = field(default_factory=dict)
     """Every version that a name ever had."""
     kills: int = 0
+    places: dict[DirectoryId, bytes] = field(default_factory=lambda: {ROOT: b""})
+    """The names of directories."""
     read: Counter[SlotAddress] = field(default_factory=Counter)
     tag: int = 0
     over: bool = False
@@ -198,7 +210,7 @@ class MembersModel:
                 self._may_be_gone(record)
             gone = await evict(object_id, ahead=ahead)
             if record is not None and member is not None and member.dead:
-                key = (record.directory, record.name)
+                key = self._key(record)
                 self._unanswered(member, key, self.stored.get(key, set()))
             if record is not None and gone:  # it may have been renamed meanwhile
                 self._may_be_gone(record)
@@ -208,7 +220,7 @@ class MembersModel:
 
     def _may_be_gone(self, evicted: Descriptor) -> None:
         # What is being renamed has another name already, which its owner may not have seen.
-        keys = {(evicted.directory, evicted.name), *self.names.get(evicted.object_id, ()), *self.busy}
+        keys = {self._key(evicted), *self.names.get(evicted.object_id, ()), *self.busy}
         for key in keys:
             self._known(key).add(None)
             self.evictions[key] += 1
@@ -255,11 +267,33 @@ class MembersModel:
                 await self.rng.choice(work)(member.pool, member)
 
     def _take(self) -> Key | None:
-        key = (ROOT, self.rng.choice(NAMES))
+        key = self.rng.choice(KEYS)
         if key in self.busy:
             return None
         self.busy.add(key)
         return key
+
+    def _key(self, record: Descriptor) -> Key:
+        return self.places[record.directory], record.name
+
+    def _found(self, pool: Pool, key: Key) -> Descriptor | None:
+        directory = self._directory(pool, key[0])
+        return None if directory is None else pool.lookup(directory, key[1])
+
+    def _directory(self, pool: Pool, name: bytes) -> DirectoryId | None:
+        record = pool.lookup(ROOT, name) if name else None
+        directory = ROOT if not name else DirectoryId(record.object_id) if record is not None else None
+        if directory is not None:
+            self.places[directory] = name
+        return directory
+
+    async def _made(self, pool: Pool, name: bytes) -> DirectoryId:
+        directory = self._directory(pool, name)
+        while directory is None:
+            with suppress(Exists):
+                await pool.make_directory(ROOT, name, 0o700, 0, 0)
+            directory = self._directory(pool, name)
+        return directory
 
     async def _done(self, key: Key, versions: set[Seen], evictions: int, kills: int) -> None:
         """An operation succeeded; what it left counts for all once they had time to see it, and nobody was killed."""
@@ -296,7 +330,7 @@ class MembersModel:
         await self._done(key, {version}, evictions, kills)
 
     async def _publish(self, pool: Pool, key: Key, version: Version) -> None:
-        attributes = (*key, 0o100644, 0, 0, 0, version.size)
+        attributes = (await self._made(pool, key[0]), key[1], 0o100644, 0, 0, 0, version.size)
         if version.size <= pool.inline_limit(key[1]):
             inline = version.part(0) if version.size else b""
             await pool.publish(NewObject(*attributes, inline=inline))
@@ -326,7 +360,7 @@ class MembersModel:
             self.busy.discard(key)
 
     async def _check(self, pool: Pool, key: Key) -> Seen:
-        record = pool.lookup(*key)
+        record = self._found(pool, key)
         if record is None:
             return self._allow(key, None)
         pool.pin(record)
@@ -337,7 +371,7 @@ class MembersModel:
             await trio.sleep(self.rng.choice((0, 0, 0.5, 3)))
             content = await self._content(pool, record)
         except (ChecksumError, Raced) as error:
-            raise Failure(f"seed {self.seed}: {key[1]!r}, pinned: {error}") from error
+            raise Failure(f"seed {self.seed}: {key}, pinned: {error}") from error
         finally:
             self.read.subtract(slots)
             with suppress(KeyError):
@@ -357,12 +391,12 @@ class MembersModel:
 
     def _allow(self, key: Key, seen: Seen) -> Seen:
         if seen not in self._known(key):
-            raise Failure(f"seed {self.seed}: {key[1]!r} is {seen}, allowed {self._known(key)}")
+            raise Failure(f"seed {self.seed}: {key} is {seen}, allowed {self._known(key)}")
         return seen
 
     async def rename(self, pool: Pool, member: Member) -> None:
         source, target = self._take(), self._take()
-        record = pool.lookup(*source) if source and target else None
+        record = self._found(pool, source) if source and target else None
         if source is None or target is None or record is None:
             self.busy -= {key for key in (source, target) if key}
             return
@@ -373,7 +407,7 @@ class MembersModel:
         self.stored.setdefault(target, set()).update(moving)
         evictions, kills = self.evictions[target], self.kills
         try:
-            await pool.rename(record, *target)
+            await pool.rename(record, await self._made(pool, target[0]), target[1])
         except BaseException:
             self._unanswered(member, target, moving)
             self.busy -= {source, target}
@@ -383,7 +417,7 @@ class MembersModel:
 
     async def remove(self, pool: Pool, member: Member) -> None:
         key = self._take()
-        record = pool.lookup(*key) if key else None
+        record = self._found(pool, key) if key else None
         if key is None or record is None:
             self.busy.discard(key) if key else None
             return
@@ -398,7 +432,7 @@ class MembersModel:
 
     async def update(self, pool: Pool, member: Member) -> None:
         key = self._take()
-        record = pool.lookup(*key) if key else None
+        record = self._found(pool, key) if key else None
         try:
             if key is not None and record is not None:
                 assert (await pool.update(record, mode=0o100600)).mode == 0o100600
@@ -407,13 +441,30 @@ class MembersModel:
             self.busy.discard(key) if key else None
 
     async def directory(self, pool: Pool, member: Member) -> None:
-        """Directories come and go; what is in them is the same as what is in the root."""
-        key = (ROOT, b"dir%d" % self.rng.randrange(2))
-        record = pool.lookup(*key)
+        """Directories come and go; what is put into one while it goes may be lost."""
+        name = self.rng.choice(DIRECTORIES)
+        record = pool.lookup(ROOT, name)
         if record is None:
-            await pool.make_directory(*key, 0o700, 0, 0)
+            await self._made(pool, name)
         elif self.rng.random() < 0.3:
-            await pool.remove(record)
+            self._may_vanish(name)
+            try:
+                await pool.remove(record)
+            except BaseException:
+                for key in KEYS:
+                    if key[0] == name:
+                        self._unanswered(member, key, {None})
+                raise
+            finally:
+                self._may_vanish(name)
+            await trio.sleep(SEEN_BY_ALL)
+            self._may_vanish(name)
+
+    def _may_vanish(self, directory: bytes) -> None:
+        for key in KEYS:
+            if key[0] == directory:
+                self._known(key).add(None)
+                self.evictions[key] += 1
 
     # ── checks ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -424,8 +475,8 @@ class MembersModel:
             if member.pool is None:
                 continue
             listing = {}
-            for name in NAMES:
-                listing[name] = await self._check(member.pool, (ROOT, name))
+            for key in KEYS:
+                listing[key] = await self._check(member.pool, key)
             directories = {r.name for r in member.pool.children(ROOT) if r.kind is Kind.DIRECTORY}
             listings.append((listing, directories))
         if any(listing != listings[0] for listing in listings):
@@ -436,11 +487,11 @@ class MembersModel:
         async with self.host.member() as opened:
             self._spy(opened.pool)
             await trio.sleep(TAKEN_OVER)
-            before = {name: await self._check(opened.pool, (ROOT, name)) for name in NAMES}
+            before = {key: await self._check(opened.pool, key) for key in KEYS}
         self.host.forget()
         async with self.host.member() as opened:
             assert opened.recovered.trust is Trust.STALE
             self._spy(opened.pool)
-            after = {name: await self._check(opened.pool, (ROOT, name)) for name in NAMES}
+            after = {key: await self._check(opened.pool, key) for key in KEYS}
         if before != after:
             raise Failure(f"seed {self.seed}: {before} before, {after} after a rebuild")

@@ -167,20 +167,87 @@ async def test_two_who_make_a_directory_at_once_make_one(both: Both, autojump_cl
     assert len(made) == 1
 
 
-async def test_a_directory_made_twice_is_one(both: Both, autojump_clock: MockClock) -> None:
-    """As it may be if somebody is stopped while they make one: nobody waits for long."""
-    made, one, two = both
-    began = trio.current_time()
+async def make_twice(made: Host, one: Pool, two: Pool) -> DirectoryId:
+    """As it may be if somebody is stopped while they make a directory, and each puts a file into it at once."""
+
+    async def make(pool: Pool, file: bytes) -> None:
+        record = await pool.make_directory(ROOT, b"d", 0o755, 0, 0)
+        await put(pool, file, 300 * KIB, directory=DirectoryId(record.object_id))
+
     with Leases.open(made.folder, one.uuid) as stopped:
         assert stopped.begin_naming()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(one.make_directory, ROOT, b"d", 0o755, 0, 0)
-            nursery.start_soon(two.make_directory, ROOT, b"d", 0o755, 0, 0)
-    assert trio.current_time() - began < 1.5
+            nursery.start_soon(make, one, b"x")
+            nursery.start_soon(make, two, b"y")
     await trio.sleep(SOON)
     first, second = one.lookup(ROOT, b"d"), two.lookup(ROOT, b"d")
     assert first is not None
     assert first == second
+    return DirectoryId(first.object_id)
+
+
+def listed(pool: Pool, directory: DirectoryId) -> list[bytes]:
+    return [record.name for record in pool.children(directory)]
+
+
+async def test_a_directory_made_twice_is_one(both: Both, autojump_clock: MockClock) -> None:
+    began = trio.current_time()
+    made, one, two = both
+    directory = await make_twice(made, one, two)
+    assert trio.current_time() - began < 1.5  # nobody waits for long
+    for pool in (one, two):
+        assert listed(pool, directory) == [b"x", b"y"]
+        assert listed(pool, ROOT) == [b"d"]
+    await trio.sleep(SOON)  # and one record of it is left
+    assert one.statistics().objects == two.statistics().objects == 3
+
+
+@pytest.mark.parametrize("who", [0, 1])
+async def test_a_directory_made_twice_is_moved_and_removed_as_one(
+    both: Both, autojump_clock: MockClock, who: int
+) -> None:
+    made, one, two = both
+    directory = await make_twice(made, one, two)
+    here, there = (one, two) if who else (two, one)
+    record = here.lookup(ROOT, b"d")
+    assert record is not None
+    moved = await here.rename(record, ROOT, b"e")
+    again = await here.make_directory(ROOT, b"d", 0o700, 0, 0)
+    assert again.object_id != moved.object_id
+    await trio.sleep(SOON)
+    assert listed(there, ROOT) == [b"d", b"e"]
+    assert listed(there, directory) == [b"x", b"y"]
+    assert listed(there, DirectoryId(again.object_id)) == []
+    for child in list(here.children(directory)):
+        await here.remove(child)
+    await here.remove(moved)
+    await trio.sleep(SOON)
+    assert listed(there, ROOT) == listed(here, ROOT) == [b"d"]
+
+
+@pytest.mark.parametrize("rebuilt", [False, True])
+async def test_a_directory_made_twice_outlives_its_makers(
+    tmp_path: Path, autojump_clock: MockClock, rebuilt: bool
+) -> None:
+    made = await host(tmp_path)
+    async with made.pool() as one, made.pool() as two:
+        directory = await make_twice(made, one, two)
+    if rebuilt:
+        made.forget()
+    for _ in range(2):
+        async with made.pool() as pool:
+            assert listed(pool, ROOT) == [b"d"]
+            assert listed(pool, directory) == [b"x", b"y"]
+            await trio.sleep(5)
+    async with made.pool() as pool:
+        for child in list(pool.children(directory)):
+            await pool.remove(child)
+        record = pool.lookup(ROOT, b"d")
+        assert record is not None
+        await pool.remove(record)
+    made.forget()
+    async with made.pool() as pool:
+        assert listed(pool, ROOT) == []
 
 
 async def test_a_slot_rests_while_another_member_reads_it(both: Both, autojump_clock: MockClock) -> None:

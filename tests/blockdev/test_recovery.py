@@ -355,10 +355,33 @@ async def test_directories_made_twice_become_one_and_stay(tmp_path: Path) -> Non
         async with bench.pool() as pool:
             d = pool.lookup(ROOT, b"d")
             assert d is not None
-            assert d.object_id == min(one.object_id, two.object_id)
+            assert d.object_id == one.object_id == two.object_id
             assert named(pool, DirectoryId(d.object_id)) == names
             for number in range(3 * 1023):  # looks at every inline slot
                 await put(pool, b"%d" % number)
+
+
+async def test_a_directory_made_again_has_what_was_in_it(tmp_path: Path) -> None:
+    """Its record is on a device that is away, and what is in it on another; the catalogue is lost."""
+    bench = await made(tmp_path / "a", devices=2)
+    async with bench.pool() as pool:
+        d = await pool.make_directory(ROOT, b"d", 0o700, 0, 0)
+        e = await pool.make_directory(DirectoryId(d.object_id), b"e", 0o700, 0, 0)
+        inside = DirectoryId(e.object_id)
+        files = [await put(pool, b"%d" % number, 300 * KIB, directory=inside) for number in range(6)]
+    bench.absent = {d.address.device}
+    there = [record.name for record in files if record.address.device not in bench.absent]
+    assert there
+    forget(bench)
+    async with bench.pool() as pool:
+        assert named(pool) == []
+        await pool.make_directory(ROOT, b"d", 0o700, 0, 0)
+        if pool.lookup(DirectoryId(d.object_id), b"e") is None:
+            await pool.make_directory(DirectoryId(d.object_id), b"e", 0o700, 0, 0)
+        assert named(pool, inside) == there
+    bench.absent = set()
+    async with bench.pool() as pool:
+        assert named(pool, inside) == [record.name for record in files]
 
 
 async def test_a_tombstone_of_an_earlier_session_stays_until_what_it_lists_is_gone(tmp_path: Path) -> None:

@@ -214,6 +214,15 @@ class TestDirectories:
         assert found.live == {A: new}
         assert found.garbage == [old]
 
+    def test_two_records_of_one_under_two_names(self):
+        old, new = directory(1, 10), replace(directory(2, 11, b"b"), object_id=directory(1, 10).object_id)
+        child = record(3, 12, b"x", directory=old.object_id)
+        found = resolve([old, new, child])
+        assert found.live == {B: new, (old.object_id, b"x"): child}
+        assert found.garbage == [old]
+        grave = tombstone(4, 13, new, b"grave")  # and then the older one counts, if nobody answers for it
+        assert resolve([old, new, grave]).live == {A: old}
+
     def test_a_file_in_place_of_one(self):
         old, new = directory(1, 10), record(2, 11)
         assert resolve([old, new]).live == {A: new}
@@ -269,6 +278,8 @@ def histories(draw):
             new = (tombstone if kind is Kind.TOMBSTONE else alias)(slot, stamp, of, **fields)
         elif kind is Kind.DIRECTORY:
             new = directory(slot, stamp, fields["name"], fields["directory"])
+            again = [r.object_id for r in made if r.kind is Kind.DIRECTORY]
+            new = replace(new, object_id=draw(st.sampled_from([new.object_id, *again])))
         else:
             new = record(slot, stamp, fields["name"], directory=fields["directory"])
         listed = draw(st.lists(st.sampled_from([r.ref for r in made]), max_size=2)) if made else []

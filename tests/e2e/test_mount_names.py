@@ -75,6 +75,26 @@ def test_directories(folder):
     assert names(folder / "a") == set()
 
 
+def test_a_directory_that_is_made_again_is_a_new_one(folder):
+    """Though the pool gives it the same identity: who is in the old one stays in nothing."""
+    path = folder / "d"
+    path.mkdir()
+    inside = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        before = path.stat().st_ino
+        path.rmdir()
+        path.mkdir()
+        assert path.stat().st_ino != before
+        (path / "f").write_bytes(b"1")
+        (path / "deeper").mkdir()
+        with fails(errno.ENOENT):
+            os.open("g", os.O_CREAT | os.O_WRONLY, dir_fd=inside)
+    finally:
+        os.close(inside)
+    assert names(path) == {"f", "deeper"}
+    assert (path / "f").read_bytes() == b"1"
+
+
 def test_a_file_being_written_keeps_its_directory(folder):
     (folder / "d").mkdir()
     with (folder / "d" / "f").open("wb"), fails(errno.ENOTEMPTY):
