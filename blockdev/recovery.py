@@ -92,7 +92,12 @@ class Recovery:
         contenders = list(by_ref.values())
         resolution = stamps.resolve(contenders, self._is_known)
         outdone = self._freeable(resolution)
-        self._enter(contenders, resolution, {record.ref for record in outdone})
+        freeable = {record.ref for record in outdone}
+        beaten = self._beaten(contenders, resolution, freeable)
+        self._enter(contenders, resolution, freeable)
+        for record, stamp in beaten:
+            self._catalog.put(aside(record))
+            self._catalog.outdo(record.ref, stamp)
         live = {record.ref for record in resolution.live.values()}
         result.doubtful += [
             r.object_id for r in contenders if not self._scan.is_mine(r.ref) and r.ref not in live
@@ -103,7 +108,7 @@ class Recovery:
         garbage = [*outdone, *orphans, *parts]
         result.garbage = len(garbage)
         freed = await self._free(garbage)
-        self._note_left_over(contenders, resolution, freed, result)
+        self._note_left_over(contenders, resolution, freed | {record.ref for record, _ in beaten}, result)
 
     def _is_known(self, ref: SlotRef) -> bool:
         """Whether it is known what became of this use of a slot: by a scan, or because the catalogue is right."""
@@ -142,13 +147,33 @@ class Recovery:
         names: set[stamps.NameKey] = set()
         freeable = []
         for record in resolution.garbage:
-            key = (resolution.same.get(record.directory, record.directory), record.name)
+            key = _name(record, resolution)
             if self._scan.is_mine(record.ref) and key not in names and kept.isdisjoint(stamps.listed(record)):
                 freeable.append(record)
             else:
                 kept.add(record.ref)
                 names.add(key)
         return freeable
+
+    def _beaten(
+        self,
+        contenders: Iterable[Descriptor],
+        resolution: stamps.Resolution,
+        freeable: Collection[SlotRef],
+    ) -> list[tuple[Descriptor, Stamp]]:
+        """Objects of ours that may not be freed yet, each with the stamp of another member's record that has its name: that
+        one owes nothing for them. They are let go like any object that another member has outdone.
+        """
+        counted = {record.ref for record in resolution.live.values()} | _bases(resolution)
+        beaten = []
+        for record in contenders:
+            ours = self._scan.is_mine(record.ref) and record.kind in {Kind.HEAD, Kind.SYMLINK}
+            if not ours or record.ref in counted or record.ref in freeable:
+                continue
+            successor = resolution.live.get(_name(record, resolution))
+            if successor is not None and not self._scan.is_mine(successor.ref):
+                beaten.append((record, successor.stamp))
+        return beaten
 
     def _enter(
         self,
@@ -296,8 +321,7 @@ class Recovery:
         """
         live = {record.ref for record in resolution.live.values()} | _bases(resolution)
         for record in contenders:
-            directory = resolution.same.get(record.directory, record.directory)
-            successor = resolution.live.get((directory, record.name))
+            successor = resolution.live.get(_name(record, resolution))
             if (
                 successor is None
                 or record.ref in live
@@ -312,6 +336,10 @@ class Recovery:
             result.left_over += 1
             if self._slots is not None and self._scan.is_mine(record.ref):
                 self._slots.mark(record.address)
+
+
+def _name(record: Descriptor, resolution: stamps.Resolution) -> stamps.NameKey:
+    return resolution.same.get(record.directory, record.directory), record.name
 
 
 def _may_be(record: Descriptor) -> bool:
