@@ -1,7 +1,7 @@
 """Copies of files that are opened again and again, which the kernel reads by itself; see `passthrough`.
 
-A file is copied when it is opened for the second time, whole and verified in memory, and later opens are told of the copy.
-All that have a file open at once must be told of it, or none: a file that is open without gets to its copy when all have
+A file is copied when it is opened for the second time while it is in memory, whole and verified, and later opens are told
+of the copy. All that have a file open at once must be told of it, or none: a file that is open without gets to its copy when all have
 closed it, and an open that cannot be told is refused while others have been.
 """
 
@@ -28,12 +28,20 @@ log = logging.getLogger(__name__)
 
 _LEAST: Final = MIB
 """Bytes from which a file is worth it."""
-_SHARE: Final = 4
-"""At most a quarter of the room is one file's."""
+_SHARE: Final = 2
+"""At most half of the room is one file's."""
+_KEPT: Final = 10.0
+"""Seconds since it was opened for which a copy does not make room for others: who opens more files in turn than there is
+room for would have all of them copied all the time.
+"""
 _REMEMBERED: Final = 4096
 """Files of which it is known that they were opened once."""
 _WAITING: Final = 64
 """Files that are about to be copied, one after the other."""
+_QUIET: Final = 0.02
+"""Seconds without an open after which one is made: it takes a processor for a moment."""
+_PATIENCE: Final = 0.5
+"""Seconds after which it is made all the same."""
 _PASSING: Final = frozenset({errno.ENOMEM, errno.ENOSPC, errno.EINTR, errno.EMFILE, errno.ENFILE})
 """After what else goes wrong, no file is copied any more."""
 
@@ -58,13 +66,20 @@ class _Copy:
     """
     :ivar number: by which the kernel knows it
     :ivar opens: that were told of it, and are not closed
+    :ivar used: when one was told last
     """
 
     inode: Inode
     fd: int
     number: int
     size: int
+    used: float
     opens: int = 0
+
+    @property
+    def is_of_use(self) -> bool:
+        """Whether somebody may find what it is a copy of."""
+        return not (self.inode.gone or self.inode.stale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +118,8 @@ class Copies:
         self._seen: OrderedDict[int, None] = OrderedDict()
         self._wanted: OrderedDict[int, Inode] = OrderedDict()
         self._is_making = False
+        self._now = trio.lowlevel.current_clock().current_time
+        self._last_open = 0.0
         self._bytes = 0
         self._opens = 0
 
@@ -112,15 +129,21 @@ class Copies:
 
     # --- with custody
 
-    def opened(self, inode: Inode) -> int:
-        """A version is about to be open to be read: the number of its copy for the kernel, or 0 if it is to ask us."""
+    def opened(self, inode: Inode, *, hit: bool) -> int:
+        """A version is about to be open to be read: the number of its copy for the kernel, or 0 if it is to ask us.
+
+        :param hit: all of it was in memory
+        """
+        self._last_open = self._now()
         copy = self._copies.get(inode.number)
         if copy is None:
-            self._note(inode)
+            if hit:
+                self._note(inode)
             return 0
         if inode.handles > copy.opens:
             return 0
         copy.opens += 1
+        copy.used = self._last_open
         self._opens += 1
         self._copies.move_to_end(inode.number)
         return copy.number
@@ -160,6 +183,7 @@ class Copies:
         try:
             while self._wanted and self._limit:
                 inode = next(iter(self._wanted.values()))
+                await self._quiet()
                 try:
                     await self._make(inode)
                 except MustWait:
@@ -173,6 +197,12 @@ class Copies:
         finally:
             self._is_making = False
             self._close_if_over()
+
+    async def _quiet(self) -> None:
+        """Wait for a moment in which nobody opens anything, but not for long."""
+        with trio.move_on_after(_PATIENCE):
+            while (left := self._last_open + _QUIET - self._now()) > 0:  # noqa: ASYNC110 - a thread may open one
+                await trio.sleep(left)
 
     async def _make(self, inode: Inode) -> None:
         record, kernel = inode.record, self._kernel
@@ -192,13 +222,14 @@ class Copies:
         except OSError:
             os.close(fd)
             raise
-        self._copies[inode.number] = _Copy(inode, fd, number, record.size)
+        self._copies[inode.number] = _Copy(inode, fd, number, record.size, self._now())
         self._bytes += record.size
 
     def _has_room(self, size: int) -> bool:
-        """Make room, if that can be: for what nobody finds any more first, then for what was opened longest ago."""
-        idle = [copy for copy in self._copies.values() if not copy.opens]
-        for copy in sorted(idle, key=lambda copy: not (copy.inode.gone or copy.inode.stale)):
+        """Make room, if that can be: of what nobody finds any more first, then of what was opened longest ago."""
+        before = self._now() - _KEPT
+        idle = [c for c in self._copies.values() if not c.opens and (c.used <= before or not c.is_of_use)]
+        for copy in sorted(idle, key=lambda copy: copy.is_of_use):
             if self._bytes + size <= self._limit:
                 break
             self._drop(copy)

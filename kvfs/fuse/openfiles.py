@@ -141,7 +141,7 @@ class OpenFiles:
             raise MustWait
         reader = self._readers.open_now(record)
         self._opened(record, caller)
-        return self._add(inode, reader=reader)
+        return self._add(inode, reader=reader, hit=True)
 
     def _opened(self, record: Descriptor, caller: Caller) -> None:
         """Tell those who watch of an open to read, before anything is loaded for it."""
@@ -258,11 +258,12 @@ class OpenFiles:
         reader: Reader | None = None,
         writes: bool = False,
         uncached: bool = False,
+        hit: bool = False,
     ) -> Handle:
         self._last += 1
         handle = Handle(self._last, inode, draft, reader, writes, uncached)
         if reader is not None:
-            handle.backing = self._copies.opened(inode)
+            handle.backing = self._copies.opened(inode, hit=hit)
         self._handles[handle.number] = handle
         inode.handles += 1
         return handle

@@ -119,6 +119,8 @@ def test_many_who_open_what_others_replace(mount: Mount) -> None:
     paths = [mount.path / f"many-{number}" for number in range(40)]  # more than there is room for
     for path in paths:
         path.write_bytes(VERSIONS[0])
+    for path in paths[:6]:
+        have_copied(mount, path)
     before = opens(mount)
     with ThreadPoolExecutor(5) as threads:
         work = [threads.submit(read, paths, seed) for seed in range(4)]
