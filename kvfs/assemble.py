@@ -197,6 +197,7 @@ async def serve_mount(
         whole_limit=config.open_verify_limit,
         read_ahead=config.read_ahead,
         lane=config.lane,
+        passthrough=config.passthrough,
         prefetch=Mode(config.prefetch),
     )
     if config.root_mode is not None:

@@ -93,6 +93,8 @@ class Config:
     """What leaves a full pool: what was not used for longest, or what is worth its room least."""
     lane: bool = True
     """Answer reads and writes in threads of our own; without, pyfuse3 answers everything, more slowly."""
+    passthrough: bool = True
+    """Copy files that are opened again and again for the kernel, which then reads them by itself."""
     allow_other: bool = False
     """Let other users use the mount."""
     root_mode: int | None = None
@@ -379,6 +381,7 @@ _READERS: dict[str, Callable[[yaml.Node], Any]] = {
     "prefetch": _prefetch,
     "eviction": _eviction,
     "lane": _switch,
+    "passthrough": _switch,
     "allow_other": _switch,
     "root_mode": _mode,
     "metrics": lambda node: parse_address(_text(node)),
@@ -405,6 +408,7 @@ _WRITERS: dict[str, Callable[[Any], Any]] = {
     "open_verify_limit": exact_size,
     "huge_pages": bool,
     "lane": bool,
+    "passthrough": bool,
     "allow_other": bool,
     "io_timeout": lambda seconds: f"{seconds:g}s",
     "keep_alive": lambda seconds: f"{seconds}s",

@@ -6,6 +6,7 @@ import array
 import functools
 import importlib.util
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -89,6 +90,14 @@ def lacks_lab() -> str | None:
     return None
 
 
+def lacks_passthrough() -> str | None:
+    """Asks for what the kernel asks for: it cannot be tried without a mount that somebody serves."""
+    if os.geteuid():
+        return "only root may let the kernel read files by itself"
+    release = tuple(int(number) for number in re.findall(r"\d+", os.uname().release)[:2])
+    return None if release >= (6, 9) else f"Linux {os.uname().release} has no FUSE passthrough"
+
+
 def lacks_module(name: str) -> str | None:
     return None if importlib.util.find_spec(name) else f"{name} is not installed beside the tests"
 
@@ -104,6 +113,7 @@ CAPABILITIES: Mapping[str, Callable[[], str | None]] = {
     "fuse": lacks_fuse,
     "loop": lacks_loop,
     "lab": lacks_lab,
+    "passthrough": lacks_passthrough,
     "numpy": functools.partial(lacks_module, "numpy"),
     "sglang": lacks_sglang,
     "smollm2": lacks_smollm2,

@@ -91,7 +91,7 @@ class Desk:
     def _open(self, request: Request, message: bytes) -> bytes:
         flags, _ = wire.OPEN_ARGUMENTS.unpack_from(message, wire.IN_HEADER.size)
         handle = self._files.open_now(self._volume.inode(request.inode), flags, _caller(message))
-        return wire.open_answer(request.unique, handle.number, _flags(handle))
+        return wire.open_answer(request.unique, handle.number, _flags(handle), handle.backing)
 
     def _create(self, request: Request, message: bytes) -> bytes:
         _, mode, _, _ = wire.CREATE_ARGUMENTS.unpack_from(message, wire.IN_HEADER.size)

@@ -7,7 +7,7 @@ published from it when the last writer closes it.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import lru_cache
 
 from blockdev.layout import (
@@ -155,9 +155,13 @@ class Inode:
 
 
 class InodeTable:
-    """All inodes that the kernel may ask for."""
+    """All inodes that the kernel may ask for.
+
+    :ivar on_drop: called with each that neither the kernel nor an open file knows any more
+    """
 
     def __init__(self) -> None:
+        self.on_drop: Callable[[Inode], object] = lambda _: None
         self._last = ROOT_NUMBER
         self.root = Inode(ROOT_NUMBER, (ROOT, b""))
         self._by_number: dict[int, Inode] = {ROOT_NUMBER: self.root}
@@ -269,6 +273,7 @@ class InodeTable:
         self._by_number.pop(inode.number, None)
         self._unindex(inode)
         _take(self._by_place, inode.place, inode)
+        self.on_drop(inode)
 
     def _new(self, place: Place | None, packed: bytes | None = None) -> Inode:
         self._last += 1

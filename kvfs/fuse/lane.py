@@ -51,6 +51,8 @@ class LaneFiles(SlowFiles, Protocol):
 
     def views(self, number: int, offset: int, length: int) -> Sequence[Buffer] | None: ...
 
+    def backing(self, number: int) -> int: ...
+
     def intake(self, number: int) -> Intake | None: ...
 
     def is_reader(self, number: int) -> bool: ...
@@ -78,11 +80,13 @@ class LaneSize:
     :ivar threads: that answer requests
     :ivar extent_size: of the pool
     :ivar max_pages: of a READ or WRITE
+    :ivar passthrough: whether the kernel may be told of copies that it reads by itself
     """
 
     threads: int
     extent_size: int
     max_pages: int
+    passthrough: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +135,7 @@ class Lane:
         self._extent_size = size.extent_size
         self._ended = ended
         self._token = trio.lowlevel.current_trio_token()
-        self._relay = Relay(self._answer, size.max_pages)
+        self._relay = Relay(self._answer, size.max_pages, served.files.backing if size.passthrough else None)
         self._reception = Reception(served.desk, self._relay, self._answer, self._soon)
         self.device = self._relay.device
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)

@@ -16,6 +16,7 @@ from kvfs.fuse.desk import Desk
 from kvfs.fuse.lane import Lane, LaneSize, LaneStatistics, Served
 from kvfs.fuse.openfiles import OpenFiles
 from kvfs.fuse.operations import Operations
+from kvfs.fuse.passthrough import Passthrough, passthrough_of
 
 MAX_PAGES = 1024
 """Of a READ or WRITE: 4 MiB, which is what most engines read and write at once."""
@@ -25,9 +26,11 @@ class Link(Protocol):
     """Between the kernel and us. Used by the trio thread only, but for `forget_attributes`.
 
     :ivar is_tuned: requests in flight are set when the mount is made
+    :ivar passthrough: for copies that the kernel reads by itself, if it can
     """
 
     is_tuned: bool
+    passthrough: Passthrough | None
 
     def attach(self, operations: Operations, files: OpenFiles, desk: Desk, frames: FrameCache) -> None:
         """Say who serves. :raises MountFailed: it cannot be mounted"""
@@ -47,23 +50,26 @@ class Link(Protocol):
     def statistics(self) -> LaneStatistics | None: ...
 
 
-async def make_link(path: str, name: str, *, allow_other: bool, lane: bool) -> Link:
+async def make_link(path: str, name: str, *, allow_other: bool, lane: bool, passthrough: bool) -> Link:
     """A link to what is, or will be, mounted on `path`.
 
     :param name: the pool's
+    :param passthrough: let the kernel read copies by itself, if it can; with the lane only
     :raises MountFailed:
     """
     source = name.replace("\\", "_").replace(",", "_") or "kvfs"
     if not lane:
         return PlainLink(path, source, allow_other=allow_other)
     max_pages = allow_pages(MAX_PAGES)
-    return LaneLink(await connect(path, source, allow_other=allow_other), max_pages)
+    connection = await connect(path, source, allow_other=allow_other)
+    return LaneLink(connection, max_pages, passthrough_of(connection.fd) if passthrough else None)
 
 
 class PlainLink:
     """pyfuse3 mounts and answers everything."""
 
     is_tuned = False
+    passthrough: Passthrough | None = None
 
     def __init__(self, path: str, source: str, *, allow_other: bool) -> None:
         self._path = path
@@ -100,14 +106,16 @@ class LaneLink:
 
     is_tuned = True
 
-    def __init__(self, connection: Connection, max_pages: int) -> None:
+    def __init__(self, connection: Connection, max_pages: int, passthrough: Passthrough | None) -> None:
         self._connection = connection
         self._max_pages = max_pages
+        self.passthrough = passthrough
         self._lane: Lane | None = None
 
     def attach(self, operations: Operations, files: OpenFiles, desk: Desk, frames: FrameCache) -> None:
         threads = min(4, max(2, os.cpu_count() or 1))
-        size = LaneSize(threads, frames.frame_size, min(self._max_pages, frames.frame_size // PAGE))
+        pages = min(self._max_pages, frames.frame_size // PAGE)
+        size = LaneSize(threads, frames.frame_size, pages, passthrough=self.passthrough is not None)
         lane = self._lane = Lane(
             self._connection, Served(files, operations, desk, frames), size, ended=self.terminate
         )

@@ -18,6 +18,7 @@ import trio
 from blockdev.types import MIB, ROOT
 from kvfs.frames import FrameCache
 from kvfs.fuse.attributes import Attributes, RootAttributes
+from kvfs.fuse.copies import Copies, CopyStatistics
 from kvfs.fuse.desk import Desk
 from kvfs.fuse.drafts import DraftServices
 from kvfs.fuse.foreign import ForeignChanges
@@ -46,6 +47,8 @@ log = logging.getLogger(__name__)
 
 _STOP_GRACE = 30.0
 """Seconds that requests under way may take when the mount ends."""
+_COPIES_SHARE = 4
+"""Files that the kernel reads by itself take at most a quarter of what the DRAM tier takes, beside it."""
 _PROBE = 5.0
 """Seconds that what is already mounted may take to answer."""
 
@@ -58,6 +61,7 @@ class MountOptions:
     :ivar whole_limit: bytes up to which a file is fetched and verified whole when it is opened
     :ivar read_ahead: extents to read ahead of whoever reads a larger one
     :ivar lane: answer reads and writes in threads of our own, and have pyfuse3 answer the rest only
+    :ivar passthrough: copy files that are opened again and again for the kernel, where the lane is used and it can
     :ivar prefetch: fetch what requests show will be wanted
     """
 
@@ -65,6 +69,7 @@ class MountOptions:
     whole_limit: int = 32 * MIB
     read_ahead: int = 2
     lane: bool = True
+    passthrough: bool = True
     prefetch: Mode = Mode.ON
 
 
@@ -81,6 +86,7 @@ class MountStatistics:
     notify: NotifyStatistics
     lane: LaneStatistics | None
     """None without one."""
+    copies: CopyStatistics
 
 
 class Mount:
@@ -113,17 +119,18 @@ class Mount:
         )
         root = _root(pool, options)
         self.tree = Tree(self.volume)
-        self.files = OpenFiles(
-            self.volume,
-            self.tree,
-            Readers(
-                pool,
-                versions,
-                whole_limit=options.whole_limit,
-                pinned_limit=readers,
-                read_ahead=options.read_ahead,
-            ),
+        opener = Readers(
+            pool,
+            versions,
+            whole_limit=options.whole_limit,
+            pinned_limit=readers,
+            read_ahead=options.read_ahead,
         )
+        limit = frames.statistics().frames * frames.frame_size // _COPIES_SHARE
+        token = trio.lowlevel.current_trio_token()
+        self.copies = Copies(link.passthrough, opener, nursery, token.run_sync_soon, limit=limit)
+        self.volume.inodes.on_drop = self.copies.forget
+        self.files = OpenFiles(self.volume, self.tree, opener, self.copies)
         self.metadata = Metadata(self.volume, root)
         self.foreign = ForeignChanges(self.volume, root, nursery)
         attributes = Attributes(self.volume, root)
@@ -139,6 +146,7 @@ class Mount:
             spilled=self.memory.spilled,
             notify=self.notifier.statistics(),
             lane=self.link.statistics(),
+            copies=self.copies.statistics(),
         )
 
 
@@ -177,7 +185,13 @@ async def serve(
     check_fuse(allow_other=options.allow_other)
     check_mount_point(path)
     async with trio.open_nursery() as nursery:
-        link = await make_link(path, pool.name, allow_other=options.allow_other, lane=options.lane)
+        link = await make_link(
+            path,
+            pool.name,
+            allow_other=options.allow_other,
+            lane=options.lane,
+            passthrough=options.passthrough,
+        )
         mount = Mount(pool, frames, options, nursery, link)
         link.attach(mount.operations, mount.files, mount.desk, frames)
         pool.on_gone.append(mount.volume.gone)
@@ -193,6 +207,7 @@ async def serve(
             pool.on_changed.remove(mount.foreign.changed)
             mount.notifier.close()
             link.close()
+            mount.copies.close()
         nursery.cancel_scope.cancel()
 
 

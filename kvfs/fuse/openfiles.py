@@ -12,6 +12,7 @@ import trio
 from blockdev.errors import BlockError
 from blockdev.types import Descriptor, Kind
 from kvfs.errors import FramesError
+from kvfs.fuse.copies import Copies
 from kvfs.fuse.drafts import Draft
 from kvfs.fuse.inodes import Inode
 from kvfs.fuse.intake import Intake
@@ -36,6 +37,7 @@ class Handle:
     :ivar writes: it may write, or made the file: closing it publishes
     :ivar uncached: its bytes are not the inode's; they must not enter the inode's page cache
     :ivar left: a descriptor of it was closed: mostly the last one, and then at most a mapping is left
+    :ivar backing: the copy that the kernel reads by itself; 0 if there is none
     """
 
     number: int
@@ -45,13 +47,15 @@ class Handle:
     writes: bool = False
     uncached: bool = False
     left: bool = False
+    backing: int = 0
 
 
 class OpenFiles:
     """Opens, reads, writes and closes files."""
 
-    def __init__(self, volume: Volume, tree: Tree, readers: Readers) -> None:
+    def __init__(self, volume: Volume, tree: Tree, readers: Readers, copies: Copies) -> None:
         self._volume = volume
+        self._copies = copies
         self._tree = tree
         self._readers = readers
         self._handles: dict[int, Handle] = {}
@@ -137,7 +141,7 @@ class OpenFiles:
             raise MustWait
         reader = self._readers.open_now(record)
         self._opened(record, caller)
-        return self._add(inode, reader=reader)
+        return self._add(inode, reader=reader, hit=True)
 
     def _opened(self, record: Descriptor, caller: Caller) -> None:
         """Tell those who watch of an open to read, before anything is loaded for it."""
@@ -194,6 +198,8 @@ class OpenFiles:
     async def _open_beside(self, inode: Inode, caller: Caller) -> Handle:
         """Open for writing what the kernel cannot be led to by name: the bytes are a draft's all the same."""
         record = inode.record
+        if self._copies.is_open(inode):  # what is written must not go into the copy
+            raise refused(errno.EBUSY)
         if inode.gone and record is not None and self._volume.versions.is_open(record.object_id):
             draft = await self._tree.draft_of(record, caller)
             draft.linked = False
@@ -252,9 +258,12 @@ class OpenFiles:
         reader: Reader | None = None,
         writes: bool = False,
         uncached: bool = False,
+        hit: bool = False,
     ) -> Handle:
         self._last += 1
         handle = Handle(self._last, inode, draft, reader, writes, uncached)
+        if reader is not None:
+            handle.backing = self._copies.opened(inode, hit=hit)
         self._handles[handle.number] = handle
         inode.handles += 1
         return handle
@@ -279,6 +288,11 @@ class OpenFiles:
         """Whether it is an open published version, of which there is nothing to publish. From any thread."""
         handle = self._handles.get(number)
         return handle is not None and handle.reader is not None
+
+    def backing(self, number: int) -> int:
+        """The copy that the kernel may read by itself for an open file; 0 if there is none."""
+        handle = self._handles.get(number)
+        return handle.backing if handle is not None else 0
 
     def intake(self, number: int) -> Intake | None:
         """Where other threads may put what is written to an open file. From any thread."""
@@ -352,6 +366,8 @@ class OpenFiles:
 
     def _close(self, handle: Handle) -> None:
         inode = handle.inode
+        if handle.backing:
+            self._copies.closed(inode)
         if handle.reader is not None:
             self._readers.close(handle.reader)
         if handle.draft is not None:

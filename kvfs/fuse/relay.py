@@ -43,12 +43,14 @@ class Relay:
     """Passes on and back.
 
     :param max_pages: of a READ or WRITE
+    :param backing_of: what the kernel may read by itself for an open file; see `wire.with_backing`. None: nothing, ever
     :ivar device: what pyfuse3 is to take for /dev/fuse
     """
 
-    def __init__(self, answer: Answer, max_pages: int) -> None:
+    def __init__(self, answer: Answer, max_pages: int, backing_of: Callable[[int], int] | None) -> None:
         self._answer = answer
         self._max_pages = max_pages
+        self._backing_of = backing_of
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         room = min(_enlarge(self._ours), _enlarge(theirs))
         self._window = Window(room // 2, self._ours.send)
@@ -57,6 +59,7 @@ class Relay:
         self._answers = bytearray(max_pages * PAGE + PAGE)
         self._passing = trio.CancelScope()
         self._releases: set[int] = set()
+        self._opens: set[int] = set()
 
     @property
     def has_releases(self) -> bool:
@@ -77,6 +80,8 @@ class Relay:
             message = self._handshake.narrowed()
         if request.opcode == Opcode.RELEASE:
             self._releases.add(request.unique)
+        if self._backing_of is not None and request.opcode in (Opcode.OPEN, Opcode.CREATE):
+            self._opens.add(request.unique)
         cost = len(message)
         if request.opcode in (Opcode.READDIR, Opcode.READDIRPLUS):
             message = wire.limited_listing(message)
@@ -111,10 +116,14 @@ class Relay:
             answer: Buffer = memoryview(self._answers)[:size]
             unique = wire.unique_of(answer)
             self._releases.discard(unique)
+            if unique in self._opens and self._backing_of is not None:
+                self._opens.discard(unique)
+                answer = wire.with_backing(answer, self._backing_of)
             if self._handshake is not None and unique == self._handshake.unique:
                 answer = self._handshake.widened(
-                    answer, max_pages=self._max_pages, page=PAGE, max_background=MAX_BACKGROUND
-                )
+                    answer, max_pages=self._max_pages, page=PAGE, max_background=MAX_BACKGROUND,
+                    passthrough=self._backing_of is not None,
+                )  # fmt: skip
             self._answer([answer])
             with suppress(OSError):  # the socket was closed
                 self._window.answered(unique)

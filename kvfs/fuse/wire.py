@@ -7,6 +7,7 @@ bytes and what was asked for. Numbers are in the machine's byte order.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from typing import NamedTuple, Protocol
@@ -21,6 +22,8 @@ WRITE_OUT = struct.Struct("=IiQII")
 """with the header: size, padding"""
 INIT_ARGUMENTS = struct.Struct("=IIII")
 """major, minor, max_readahead, flags; newer kernels say more"""
+INIT_MORE = struct.Struct("=16xI")
+"""flags2, if the flags say that there are"""
 INIT_OUT = struct.Struct("=IIIIHHIIHHIIHH20x")
 """major, minor, max_readahead, flags, max_background, congestion_threshold, max_write, time_gran, max_pages,
 map_alignment, flags2, max_stack_depth, request_timeout, and nothing"""
@@ -32,8 +35,8 @@ mode, nlink, uid, gid, rdev, blksize, flags"""
 ENTRY_OUT = struct.Struct("=IiQQQQQIIQQQQQQIIIIIIIIII")
 """with the header: inode, generation, seconds of validity of the name and of the attributes, their nanoseconds, then as
 above"""
-OPEN_OUT = struct.Struct("=QII")
-"""fh, flags, padding"""
+OPEN_OUT = struct.Struct("=QIi")
+"""fh, flags, number of the file that the kernel reads by itself"""
 CALLER = struct.Struct("=24xIII")
 """of a request's header: uid, gid, pid"""
 RENAME_ARGUMENTS = struct.Struct("=Q")
@@ -86,6 +89,7 @@ class InitFlag(IntFlag):
     MAX_PAGES = 1 << 22
     HANDLE_KILLPRIV_V2 = 1 << 28
     INIT_EXT = 1 << 30
+    PASSTHROUGH = 1 << 37
 
 
 class OpenFlag(IntFlag):
@@ -93,6 +97,7 @@ class OpenFlag(IntFlag):
 
     DIRECT_IO = 1 << 0
     KEEP_CACHE = 1 << 1
+    PASSTHROUGH = 1 << 7
 
 
 class StatLike(Protocol):
@@ -199,14 +204,28 @@ def _attributes(of: StatLike) -> tuple[int, ...]:
     )  # fmt: skip
 
 
-def opened(handle: int, flags: OpenFlag) -> bytes:
-    """How a file is open."""
-    return OPEN_OUT.pack(handle, flags, 0)
+def opened(handle: int, flags: OpenFlag, backing: int = 0) -> bytes:
+    """How a file is open. :param backing: what the kernel reads by itself, 0 for nothing"""
+    return OPEN_OUT.pack(handle, OpenFlag.PASSTHROUGH if backing else flags, backing)
 
 
-def open_answer(unique: int, handle: int, flags: OpenFlag) -> bytes:
+def open_answer(unique: int, handle: int, flags: OpenFlag, backing: int = 0) -> bytes:
     """The answer to OPEN."""
-    return OUT_HEADER.pack(OUT_HEADER.size + OPEN_OUT.size, 0, unique) + opened(handle, flags)
+    return OUT_HEADER.pack(OUT_HEADER.size + OPEN_OUT.size, 0, unique) + opened(handle, flags, backing)
+
+
+def with_backing(answer: bytes | memoryview, backing_of: Callable[[int], int]) -> bytes | memoryview:
+    """An answer to OPEN or CREATE that says what the kernel may read by itself, if there is anything.
+
+    :param backing_of: says it of a file handle
+    """
+    error = OUT_HEADER.unpack_from(answer)[1]
+    if error:
+        return answer
+    at = len(answer) - OPEN_OUT.size
+    handle, flags, _ = OPEN_OUT.unpack_from(answer, at)
+    backing = backing_of(handle)
+    return bytes(answer[:at]) + opened(handle, flags, backing) if backing else answer
 
 
 def names_at(message: bytes, at: int) -> tuple[bytes, bytes]:
@@ -269,6 +288,8 @@ class Handshake:
     def of(cls, message: bytes | bytearray | memoryview) -> Handshake:
         """:raises ValueError: a kernel that speaks another protocol"""
         major, _, max_readahead, flags = INIT_ARGUMENTS.unpack_from(message, IN_HEADER.size)
+        if flags & InitFlag.INIT_EXT:
+            flags |= INIT_MORE.unpack_from(message, IN_HEADER.size)[0] << 32
         if major != _MAJOR:
             raise ValueError(f"the kernel speaks version {major} of the FUSE protocol, not {_MAJOR}")
         return cls(parse_unique(message), max_readahead, flags)
@@ -279,10 +300,18 @@ class Handshake:
         """
         length = IN_HEADER.size + INIT_ARGUMENTS.size
         header = IN_HEADER.pack(length, Opcode.INIT, self.unique, 0, 0, 0, 0, 0, 0)
-        flags = self.flags & ~InitFlag.INIT_EXT
+        flags = self.flags & 0xFFFFFFFF & ~InitFlag.INIT_EXT
         return header + INIT_ARGUMENTS.pack(_MAJOR, _NARROW_MINOR, self.max_readahead, flags)
 
-    def widened(self, answer: bytes | memoryview, *, max_pages: int, page: int, max_background: int) -> bytes:
+    def widened(
+        self,
+        answer: bytes | memoryview,
+        *,
+        max_pages: int,
+        page: int,
+        max_background: int,
+        passthrough: bool = False,
+    ) -> bytes:
         """The answer for the kernel, from libfuse's to `narrowed`: its flags, and what the lane can do besides.
 
         :param max_pages: most pages of a READ or WRITE
@@ -293,9 +322,13 @@ class Handshake:
         if not self.flags & InitFlag.MAX_PAGES:
             max_pages = 32
         flags |= self.flags & (InitFlag.MAX_PAGES | InitFlag.HANDLE_KILLPRIV_V2)
+        depth = 0
+        if passthrough and self.flags & InitFlag.PASSTHROUGH:
+            flags |= InitFlag.INIT_EXT | InitFlag.PASSTHROUGH
+            depth = 1
         body = INIT_OUT.pack(
-            major, minor, max_readahead, flags, max_background, max_background * 3 // 4,
-            max_pages * page, 1, max_pages, 0, 0, 0, 0, 0,
+            major, minor, max_readahead, flags & 0xFFFFFFFF, max_background, max_background * 3 // 4,
+            max_pages * page, 1, max_pages, 0, flags >> 32, depth, 0, 0,
         )  # fmt: skip
         return OUT_HEADER.pack(OUT_HEADER.size + len(body), 0, self.unique) + body
 
