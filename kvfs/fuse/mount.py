@@ -206,8 +206,8 @@ async def serve(
             pool.on_gone.remove(mount.volume.gone)
             pool.on_changed.remove(mount.foreign.changed)
             mount.notifier.close()
+            mount.copies.close()  # it needs the link's device
             link.close()
-            mount.copies.close()
         nursery.cancel_scope.cancel()
 
 
