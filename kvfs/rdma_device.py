@@ -45,6 +45,7 @@ from rdma.verbs import open_verbs
 from rdma.verbs.way import Portal as Place
 
 if TYPE_CHECKING:
+    from rdma.cuda import GpuSpan
     from rdma.nvme_wire import CmRequest
     from rdma.transport import Connection, Fabric, Registration
 
@@ -76,7 +77,8 @@ class RdmaDevice:
         """Whether an operation could begin now."""
         return self.inner.is_connected
 
-    async def read_into(self, offset: int, buffer: memoryview) -> None:
+    async def read_into(self, offset: int, buffer: memoryview | GpuSpan) -> None:
+        """Memory of a GPU, too, which is best kept registered (`RdmaDevices.keeping`)."""
         await self._do(lambda: self.inner.read_into(offset, buffer))
 
     async def write_from(self, offset: int, buffer: memoryview) -> None:
@@ -130,7 +132,7 @@ class _Kept:
     :ivar registrations: by the way that they belong to
     """
 
-    whole: memoryview
+    whole: memoryview | GpuSpan
     registrations: dict[Fabric, Registration] = field(default_factory=dict)
 
     def register(self, way: Fabric) -> None:
@@ -169,9 +171,9 @@ class _Way:
             self._fabric = fabric
         return await self._fabric.connect(request)
 
-    def register(self, view: memoryview) -> Registration:
+    def register(self, memory: memoryview | GpuSpan) -> Registration:
         assert self._fabric is not None, "memory is registered for a connection"
-        return self._fabric.register(view)
+        return self._fabric.register(memory)
 
 
 class RdmaDevices:
@@ -205,7 +207,7 @@ class RdmaDevices:
         return device
 
     @contextmanager
-    def keeping(self, memory: Sequence[memoryview]) -> Iterator[None]:
+    def keeping(self, memory: Sequence[memoryview | GpuSpan]) -> Iterator[None]:
         """Have this memory registered with all devices, those opened meanwhile too, for the length of the block: transfers
         from and to parts of it then need no registration of their own.
 

@@ -7,7 +7,7 @@ Nothing here needs torch, nor a CUDA toolkit.
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from rdma.errors import CudaError
 from rdma.host_memory import address_of
@@ -36,11 +36,31 @@ class CudaDriver(Protocol):
         """From GPU to host; returns when it is done."""
 
     def export(self, address: int, size: int) -> int:
-        """A dma-buf of GPU memory, by which a network card reaches it; the caller closes the descriptor."""
+        """A dma-buf of GPU memory, by which a network card reaches it; the caller closes the descriptor. Both are whole pages."""
+
+    def share(self, address: int) -> None:
+        """Have copies from and to this allocation done when their calls return, all of them: for what others write to, too."""
+
+    def settle(self) -> None:
+        """Have what network cards have written to the GPU's memory seen by whatever runs there from now on."""
+
+
+class GpuSpan(NamedTuple):
+    """Bytes of a GPU, for a network card to read and write.
+
+    :ivar address: of the first one
+    """
+
+    driver: CudaDriver
+    address: int
+    nbytes: int
 
 
 _SUCCESS: Final = 0
 _DMA_BUF_FD: Final = 1  # CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
+_SYNC_MEMOPS: Final = 6  # CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
+_CURRENT_CONTEXT: Final = 0  # CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX
+_TO_OWNER: Final = 100  # CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER
 _PORTABLE: Final = (
     1  # CU_MEMHOSTREGISTER_PORTABLE: pinned for every context, whichever is current in a thread
 )
@@ -102,6 +122,17 @@ class SystemCuda:
             ctypes.c_ulonglong(0),
         )
         return descriptor.value
+
+    def share(self, address: int) -> None:
+        self._enter()
+        yes = ctypes.c_uint(1)
+        self._call(
+            "cuPointerSetAttribute", ctypes.byref(yes), ctypes.c_int(_SYNC_MEMOPS), ctypes.c_uint64(address)
+        )
+
+    def settle(self) -> None:
+        self._enter()
+        self._call("cuFlushGPUDirectRDMAWrites", ctypes.c_int(_CURRENT_CONTEXT), ctypes.c_int(_TO_OWNER))
 
     def _enter(self) -> None:
         """The current context is a thread's own, and callers are in many threads."""

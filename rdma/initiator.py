@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from rdma.bring_up import Identity
+    from rdma.cuda import GpuSpan
     from rdma.nvme_queue import Queue
     from rdma.transport import Fabric, Registration
 
@@ -116,8 +117,10 @@ class Initiator:
 
     # ── a device ─────────────────────────────────────────────────────────────────────────────────────────
 
-    async def read_into(self, offset: int, buffer: memoryview) -> None:
-        """:raises ValueError, CommandFailed, TransportError:"""
+    async def read_into(self, offset: int, buffer: memoryview | GpuSpan) -> None:
+        """:raises ValueError, CommandFailed, TransportError:
+        :raises MemoryRefused: the network card does not reach it
+        """
         self._check(offset, buffer, fill=True)
         await self._move("read", wire.read, offset, buffer)
 
@@ -164,12 +167,14 @@ class Initiator:
         self.give_up()
         await trio.lowlevel.cancel_shielded_checkpoint()
 
-    def _check(self, offset: int, buffer: memoryview, *, fill: bool) -> None:
+    def _check(self, offset: int, buffer: memoryview | GpuSpan, *, fill: bool) -> None:
+        self._check_span(offset, buffer.nbytes)
+        if not isinstance(buffer, memoryview):
+            return
         if not buffer.c_contiguous or buffer.itemsize != 1 or buffer.ndim != 1:
             raise ValueError(f"{self.name}: the buffer is not one contiguous run of bytes")
         if fill and buffer.readonly:
             raise ValueError(f"{self.name}: the buffer to read into is read-only")
-        self._check_span(offset, buffer.nbytes)
         if buffer.nbytes and address_of(buffer) % PAGE:
             raise ValueError(f"{self.name}: the buffer does not begin on a page in memory")
 
@@ -187,7 +192,7 @@ class Initiator:
 
     # ── operations ───────────────────────────────────────────────────────────────────────────────────────
 
-    async def _move(self, what: str, make: Make, offset: int, buffer: memoryview) -> None:
+    async def _move(self, what: str, make: Make, offset: int, buffer: memoryview | GpuSpan) -> None:
         if not buffer.nbytes:
             self._check_open()
             await trio.lowlevel.checkpoint()

@@ -17,12 +17,14 @@ from uuid import UUID
 import trio
 
 from rdma import nvme_wire as wire
-from rdma.errors import TransportBroken, TransportClosed, TransportRefused
+from rdma.cuda import GpuSpan
+from rdma.errors import MemoryRefused, TransportBroken, TransportClosed, TransportRefused
 from rdma.host_memory import address_of
 from rdma.memory_authentication import Authentication, Terms
 from rdma.nvme_auth import Parties
 from rdma.nvme_identify import IDENTIFY_SIZE, Capabilities, pack_uuid
 from rdma.nvme_status import AUTHENTICATION_REQUIRED, SUCCESS, Status
+from rdma.testing import FakeCuda
 
 ABORTED: Final = Status(0, 0x07)
 INVALID_OPCODE: Final = Status(0, 0x01)
@@ -39,10 +41,7 @@ class Region:
     target: MemoryTarget
     view: memoryview
     key: int
-
-    @property
-    def address(self) -> int:
-        return address_of(self.view)
+    address: int
 
     def close(self) -> None:
         self.target.regions.pop(self.key, None)
@@ -152,8 +151,15 @@ class MemoryTarget:
         self.connections.append(connection)
         return connection
 
-    def register(self, view: memoryview) -> Region:
-        region = Region(self, view, next(self._keys))
+    def register(self, memory: memoryview | GpuSpan) -> Region:
+        """:raises MemoryRefused: memory of a GPU, of which it reaches only a stand-in's"""
+        if isinstance(memory, memoryview):
+            region = Region(self, memory, next(self._keys), address_of(memory))
+        elif isinstance(memory.driver, FakeCuda):
+            view = memory.driver.reached(memory.address, memory.nbytes)
+            region = Region(self, view, next(self._keys), memory.address)
+        else:
+            raise MemoryRefused("a target in memory does not reach a GPU's")
         self.regions[region.key] = region
         return region
 

@@ -56,6 +56,8 @@ def test_every_call_is_made_in_the_context_that_torch_uses() -> None:
     driver.unpin(view)
     driver.free(0x7F00)
     assert driver.export(0x7F00, 64) == 0x7F00
+    driver.share(0x7F00)
+    driver.settle()
     entered, made = library.calls[::2], library.calls[1::2]
     assert {name for name, _ in entered} == {"cuCtxSetCurrent"}
     assert made[1:6] == [
@@ -67,6 +69,8 @@ def test_every_call_is_made_in_the_context_that_torch_uses() -> None:
     ]
     assert made[6][0] == "cuMemGetHandleForAddressRange"
     assert made[6][1][1:] == (0x7F00, 64, 1, 0)
+    assert made[7] == ("cuPointerSetAttribute", (1, 6, 0x7F00))
+    assert made[8] == ("cuFlushGPUDirectRDMAWrites", (0, 100))
 
 
 def test_a_refusal_has_the_drivers_word_and_number() -> None:

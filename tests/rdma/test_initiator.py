@@ -22,8 +22,10 @@ from blockdev.testing import check_device
 from kvfs.rdma_device import RdmaDevice
 from rdma import nvme_wire as wire
 from rdma.bring_up import Identity, find_namespace, start_controller
+from rdma.cuda import GpuSpan
 from rdma.errors import (
     CommandFailed,
+    CudaError,
     KeyWanted,
     NotSupported,
     TransportBroken,
@@ -39,6 +41,7 @@ from rdma.nvme_auth import Secret
 from rdma.nvme_identify import ACTIVE_MAX, Capabilities, pack_uuid, unpack_uuid
 from rdma.session import SessionOptions
 from rdma.steps import Answer, Ask, Steps
+from rdma.testing import FakeCuda
 
 T = TypeVar("T")
 
@@ -317,8 +320,8 @@ class Way:
             raise TransportBroken("no answer")
         return await self._target.connect(request)
 
-    def register(self, view: memoryview) -> Region:
-        self.regions.append(self._target.register(view))
+    def register(self, memory: memoryview | GpuSpan) -> Region:
+        self.regions.append(self._target.register(memory))
         return self.regions[-1]
 
 
@@ -344,6 +347,22 @@ async def test_a_read_goes_on_over_another_way(autojump_clock: trio.testing.Mock
         await device.read_into(0, into)
         assert device.sessions == 3
     assert not target.regions
+
+
+async def test_a_read_lands_in_memory_of_a_gpu() -> None:
+    target, gpu = MemoryTarget(limit_shift=1), FakeCuda()
+    target.media[:] = bytes(range(256)) * (target.size // 256)
+    address = gpu.allocate(4 * PAGE)
+    async with opened(target) as device:
+        await device.read_into(PAGE, GpuSpan(gpu, address + PAGE, 3 * PAGE))
+        assert gpu.memory[address] == bytes(PAGE) + target.media[PAGE : 4 * PAGE]
+        assert asked(target, wire.Io.READ) == 2
+        assert not target.regions
+        gpu.free(address)
+        with pytest.raises(CudaError, match="are allocated at"):
+            await device.read_into(PAGE, GpuSpan(gpu, address, PAGE))
+        with pytest.raises(ValueError, match="whole blocks"):
+            await device.read_into(PAGE, GpuSpan(gpu, address, 512))
 
 
 async def test_ways_that_are_down_are_passed_over(autojump_clock: trio.testing.MockClock) -> None:
