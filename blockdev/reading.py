@@ -196,7 +196,7 @@ class Reader:
                 ref.generation,
                 head.object_id,
             ):
-                raise self.raced(head, ref)
+                raise self._raced(head, ref)
         await self.check_epoch(head, ref, again=True)
         self.counters.checksum_errors += 1
         raise ChecksumError(f"{head.name!r}: slot {tuple(ref.address)} holds other bytes than were written")
@@ -211,10 +211,9 @@ class Reader:
         if again or self._media.header(region).epoch != epoch:
             await self._media.reload_header(region)
             if self._media.header(region).epoch != epoch:
-                raise self.raced(head, ref)
+                raise self._raced(head, ref)
 
-    def raced(self, head: Descriptor, ref: ExtentRef) -> Raced:
-        """The error that says that a slot was reused; counts it."""
+    def _raced(self, head: Descriptor, ref: ExtentRef) -> Raced:
         self.counters.raced += 1
         return Raced(f"slot {tuple(ref.address)} was reused while {head.name!r} was read")
 

@@ -72,27 +72,27 @@ class Rechecker:
         self._compared = reader.compared = Compared(connection_of)
 
     async def read_extent(self, head: Descriptor, index: int, transfer: Transfer) -> bool:
-        """Have an extent transferred, and see that its slot was not reused meanwhile. False: it has to be read and compared
+        """Have an extent transferred, and see that its slot is still its object's. False: it has to be read and compared
         instead, whatever has reached its place.
 
-        :raises Raced: the slot was reused
+        :raises Raced: its region was formatted
         :raises Unavailable, DeviceError:
         """
         with self._media.pace.demand():
             extents = await self._reader.extents(head)
             ref = extents[index] if extents else None
-            if ref is None or ref.is_hole or not self._is_compared(ref):
+            if ref is None or ref.is_hole:
                 return False
             await self._reader.check_epoch(head, ref)
+            if not self._is_compared(ref):
+                return False
             await self._media.transfer_payload(ref.address, transfer)
             return await self._is_as_it_was(head, ref)
 
     async def _is_as_it_was(self, head: Descriptor, ref: ExtentRef) -> bool:
         record = await self._media.read_descriptor(ref.address)
-        if record is None:
-            return False
-        if (record.generation, record.object_id) != (ref.generation, head.object_id):
-            raise self._reader.raced(head, ref)
+        if record is None or (record.generation, record.object_id) != (ref.generation, head.object_id):
+            return False  # removed at least; who compares its bytes finds out whether it was reused, too
         await self._reader.check_epoch(head, ref, again=True)
         if not self._is_compared(ref):  # connected anew, with this read perhaps before and perhaps behind
             return False
