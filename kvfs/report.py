@@ -48,8 +48,9 @@ GAUGES = (
         for name in ("accuracy", "coverage", "interference", "expected", "unused", "window")
     ),
     *(f"mount.{name}" for name in ("inodes", "open_files", "drafts", "notify.queued")),
+    *(f"cache.stream.{name}" for name in ("waiting", "running", "bytes_running")),
 )
-"""Which names of `statistics_of_mount` go up and down; the others count since the mount began."""
+"""Which names of `statistics_of_mount` and `statistics_of_cache` go up and down; the others count since that began."""
 
 LIVE = "live"
 MISSING = "missing"
