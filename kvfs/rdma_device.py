@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import errno
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractContextManager,
+    AsyncExitStack,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 import trio
@@ -50,11 +58,49 @@ if TYPE_CHECKING:
     from rdma.transport import Connection, Fabric, Registration
 
 
+_BEGUN_MOST: Final = 64
+"""Writes that are begun before others have ended: a few times what is under way at once over the queues."""
+
+
 @asynccontextmanager
 async def way_to(portal: Portal) -> AsyncIterator[Fabric]:
     """The way through this host's RDMA devices. :raises NoVerbs, TransportBroken:"""
     async with open_verbs(Place(portal.address, int(portal.service))) as fabric:
         yield fabric
+
+
+class _Write:
+    """A write that whoever wants it does not wait for: it is done in a task of its own.
+
+    :param ended: called then
+    """
+
+    def __init__(self, work: Callable[[], Awaitable[None]], ended: Callable[[], None]) -> None:
+        self._work = work
+        self._ended = ended
+        self._error: DeviceError | None = None
+        self._done = trio.Event()
+
+    def start(self, token: trio.lowlevel.TrioToken) -> None:
+        """Any thread may, once."""
+        with suppress(trio.RunFinishedError):  # then nobody waits for it either
+            token.run_sync_soon(trio.lowlevel.spawn_system_task, self._run)
+
+    async def _run(self) -> None:
+        try:
+            await self._work()
+        except DeviceError as error:
+            self._error = error
+        finally:
+            self._ended()
+            self._done.set()
+
+    async def land(self) -> None:
+        """:raises DeviceError: as the work did"""
+        with trio.CancelScope(shield=True):  # the device's deadline bounds it
+            await self._done.wait()
+        if self._error is not None:
+            raise self._error
 
 
 class RdmaDevice:
@@ -71,6 +117,9 @@ class RdmaDevice:
         self.size, self.block_size = inner.size, inner.block_size
         self.closed = trio.Event()
         self._given_up = False
+        self._token = trio.lowlevel.current_trio_token()
+        self._begun = 0
+        """Writes that were begun and have not ended."""
 
     @property
     def is_connected(self) -> bool:
@@ -87,7 +136,15 @@ class RdmaDevice:
     def begin_write(self, offset: int, buffer: memoryview) -> Begun | None:
         check_transfer(self, offset, buffer, fill=False)
         self._check_usable()
-        return None
+        if not self.is_connected or self._begun == _BEGUN_MOST:
+            return None
+        self._begun += 1
+        work = partial(self._translated, partial(self.inner.write_from, offset, buffer))
+        write = _Write(work, self._landed)
+        return Begun(partial(write.start, self._token), write.land)
+
+    def _landed(self) -> None:
+        self._begun -= 1
 
     async def flush(self) -> None:
         await self._do(self.inner.flush)
@@ -111,6 +168,9 @@ class RdmaDevice:
 
     async def _do(self, work: Callable[[], Awaitable[None]]) -> None:
         self._check_usable()
+        await self._translated(work)
+
+    async def _translated(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
         except TransportClosed as error:

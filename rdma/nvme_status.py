@@ -155,4 +155,6 @@ class Status(NamedTuple):
 
 
 SUCCESS = Status(StatusType.GENERIC, 0)
+INVALID_OPCODE = Status(StatusType.GENERIC, 0x01)
+INVALID_FIELD = Status(StatusType.GENERIC, 0x02)
 AUTHENTICATION_REQUIRED = Status(StatusType.COMMAND, 0x91)
