@@ -168,6 +168,16 @@ class Initiator:
                 self._refuses_discard = True
 
     @property
+    def ways(self) -> int:
+        """How many there are to the target."""
+        return len(self._ways)
+
+    @property
+    def subsystem(self) -> str:
+        """The target's qualified name."""
+        return self._who.subsystem
+
+    @property
     def is_connected(self) -> bool:
         return self._session is not None and not self._session.broken.is_set()
 

@@ -20,12 +20,13 @@ from blockdev.types import MIB, DeviceNo
 from kvfs import rdma_device, targets, watch
 from kvfs.devices import opening
 from kvfs.rdma_device import RdmaDevice, rdma_devices
-from kvfs.report import devices_of
+from kvfs.report import devices_of, statistics_of_cache
 from rdma.errors import NoVerbs, RdmaError, TransportBroken
 from rdma.memory_authentication import Terms
 from rdma.memory_target import MemoryTarget
 from rdma.nvme_auth import Secret
 from tests.conftest import ExpectLog
+from tests.kvfs.caches import cache_of
 from tests.kvfs.conftest import Kvfs
 from tests.kvfs.fabrics import NQN, SIZE, drives, host_of
 from tests.kvfs.test_watch import contents, ok, put, until, watched
@@ -231,19 +232,27 @@ async def test_each_connection_is_tried_over_rdma_first(
     config.write_text(config.read_text().replace("?path=rdma", ""))
     expect_log("is lost:", count=2)
     expect_log(r"device \S+ is back$", count=2)
-    async with watched(kvfs) as pool:
+    async with watched(kvfs) as pool, cache_of(pool) as cache:
 
         def seen() -> list[tuple[str, str]]:
             return [(row["state"], row["via"]) for row in devices_of(pool)]
 
+        def counted() -> tuple[int, int]:
+            figures = statistics_of_cache(pool, cache._frames, cache)["devices"]
+            return figures["rdma"], figures["kernel"]
+
         assert seen() == [("live", "rdma")]
+        assert [(row["ways"], row["nqn"]) for row in devices_of(pool)] == [("1/1", NQN)]
+        assert counted() == (1, 0)
         data = {b"%d" % n: await put(pool, b"%d" % n) for n in range(3)}
         network.refusal = TransportBroken("no answer")
         network.target.kill()
         await until(lambda: seen() == [("live", "kernel")])
+        assert counted() == (0, 1)
         assert await contents(pool) == data
         data[b"new"] = await put(pool, b"new")
         network.refusal, network.target.is_down = None, False
         pool.media.mark_lost(DeviceNo(0))
         await until(lambda: seen() == [("live", "rdma")])
+        assert counted() == (1, 0)
         assert await contents(pool) == data
