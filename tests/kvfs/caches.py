@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
+from pathlib import Path
 
 import trio
 
@@ -55,6 +57,12 @@ async def cache_of(
 async def tiers_of(pool: Pool, *, frames: int) -> AsyncIterator[FrameCache]:
     async with open_frames(Arena(frames * EXTENT, EXTENT), pool) as tier:
         yield tier
+
+
+def descriptors() -> int:
+    """How many this process has open; what only garbage of earlier tests holds is not counted."""
+    gc.collect()
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def direct(size: int) -> memoryview:
