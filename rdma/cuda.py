@@ -42,7 +42,8 @@ class CudaDriver(Protocol):
         """Have copies from and to this allocation done when their calls return, all of them: for what others write to, too."""
 
     def settle(self) -> None:
-        """Have what network cards have written to the GPU's memory seen by whatever runs there from now on."""
+        """Have what network cards have written to the GPU's memory seen by whatever runs there from now on; some GPUs see to it
+        by themselves."""
 
 
 class GpuSpan(NamedTuple):
@@ -59,6 +60,7 @@ class GpuSpan(NamedTuple):
 _SUCCESS: Final = 0
 _DMA_BUF_FD: Final = 1  # CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
 _SYNC_MEMOPS: Final = 6  # CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
+_WRITES_ORDERING: Final = 118  # CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING
 _CURRENT_CONTEXT: Final = 0  # CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX
 _TO_OWNER: Final = 100  # CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER
 _PORTABLE: Final = (
@@ -77,10 +79,11 @@ class SystemCuda:
     def __init__(self, library: Any, device: int = 0) -> None:  # noqa: ANN401 - ctypes resolves names as they are used
         self._cuda = library
         self._call("cuInit", ctypes.c_uint(0))
-        handle = ctypes.c_int()
-        self._call("cuDeviceGet", ctypes.byref(handle), ctypes.c_int(device))
+        self._device = ctypes.c_int()
+        self._call("cuDeviceGet", ctypes.byref(self._device), ctypes.c_int(device))
         self._context = ctypes.c_void_p()
-        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), handle)
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), self._device)
+        self._sees_writes: bool | None = None
 
     def pin(self, view: memoryview) -> None:
         self._enter()
@@ -131,8 +134,15 @@ class SystemCuda:
         )
 
     def settle(self) -> None:
-        self._enter()
-        self._call("cuFlushGPUDirectRDMAWrites", ctypes.c_int(_CURRENT_CONTEXT), ctypes.c_int(_TO_OWNER))
+        if self._sees_writes is None:
+            ordering = ctypes.c_int()
+            self._call(
+                "cuDeviceGetAttribute", ctypes.byref(ordering), ctypes.c_int(_WRITES_ORDERING), self._device
+            )
+            self._sees_writes = ordering.value >= _TO_OWNER
+        if not self._sees_writes:
+            self._enter()
+            self._call("cuFlushGPUDirectRDMAWrites", ctypes.c_int(_CURRENT_CONTEXT), ctypes.c_int(_TO_OWNER))
 
     def _enter(self) -> None:
         """The current context is a thread's own, and callers are in many threads."""

@@ -52,7 +52,7 @@ class Straight:
     def into(self, memory: GpuMemory) -> Iterator[None]:
         """Let extents go straight into this memory, for the length of the block.
 
-        :raises RecheckRefused: no device of the pool, or none of its network cards, can do that
+        :raises RecheckRefused: no device of the pool, no network card, or the GPU cannot do that
         """
         devices = [one.device for one in self._pool.media.devices.values() if not one.lost]
         if not any(isinstance(device, RdmaDevice) for device in devices):
@@ -63,6 +63,7 @@ class Straight:
         span = memory.span
         with ExitStack() as stack:
             try:
+                span.driver.settle()  # a GPU that cannot is better known now
                 stack.enter_context(self._keeping([span]))
             except MemoryRefused as error:
                 raise RecheckRefused(str(error)) from None
