@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from blockdev.errors import DeviceClosed, FabricsError, KeyRefused, TargetUnreachable
+from blockdev.errors import DeviceClosed, DeviceError, FabricsError, KeyRefused, TargetUnreachable
 from blockdev.memory import page_buffer
 from blockdev.nvme import NamespaceName, Portal, Transport, parse_namespace
 from blockdev.tasks import background
@@ -28,11 +28,12 @@ from kvfs.errors import FramesError
 from kvfs.rdma_device import RdmaDevice, rdma_devices
 from kvfs.report import devices_of, statistics_of_cache
 from rdma.cuda import GpuSpan
-from rdma.errors import NoVerbs, RdmaError, TransportBroken, TransportRefused
+from rdma.errors import CudaError, NoVerbs, RdmaError, TransportBroken, TransportRefused
 from rdma.host_memory import lock_refused
 from rdma.memory_authentication import Terms
 from rdma.memory_target import MemoryTarget, Region
 from rdma.nvme_auth import Secret
+from rdma.testing import FakeCuda
 from tests.conftest import ExpectLog
 from tests.kvfs.caches import cache_of, descriptors
 from tests.kvfs.conftest import Kvfs
@@ -272,6 +273,28 @@ async def test_memory_is_registered_once_with_every_device(network: Network) -> 
             assert len(network.target.regions) == 1
         assert not network.target.regions
         await first.aclose()
+
+
+async def test_memory_of_a_gpu_is_kept_registered_as_the_hosts_is(network: Network) -> None:
+    gpu = FakeCuda()
+    span = GpuSpan(gpu, gpu.allocate(MIB), MIB)
+    async with rdma_devices(SETTINGS) as devices:
+        device = await devices.open(named())
+        with devices.keeping([page_buffer(MIB), span]):
+            assert {region.address for region in network.target.regions.values()} > {span.address}
+            data = page_buffer(MIB)
+            data[:] = b"k" * MIB
+            await device.write_from(0, data)
+            await device.read_into(0, span)
+            assert gpu.memory[span.address] == data
+        assert not network.target.regions
+        gpu.free(span.address)
+        with pytest.raises(CudaError, match="are allocated at"), devices.keeping([page_buffer(MIB), span]):
+            pass
+        assert not network.target.regions
+        with pytest.raises(DeviceError, match="are allocated at"):
+            await device.read_into(0, span)
+        await device.aclose()
 
 
 async def test_a_target_that_cannot_be_reached_is_asked_through_the_kernel(network: Network) -> None:
