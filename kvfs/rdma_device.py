@@ -58,8 +58,9 @@ if TYPE_CHECKING:
     from rdma.transport import Connection, Fabric, Registration
 
 
-_BEGUN_MOST: Final = 64
-"""Writes that are begun before others have ended: a few times what is under way at once over the queues."""
+_BEGUN_MOST: Final = 16 << 20
+"""Bytes of writes that are begun before others have ended: enough to keep a fast network busy, few enough that on a slow one
+the last of them ends within its deadline, too."""
 
 
 @asynccontextmanager
@@ -119,7 +120,7 @@ class RdmaDevice:
         self._given_up = False
         self._token = trio.lowlevel.current_trio_token()
         self._begun = 0
-        """Writes that were begun and have not ended."""
+        """Bytes of writes that were begun and have not ended."""
 
     @property
     def is_connected(self) -> bool:
@@ -136,15 +137,16 @@ class RdmaDevice:
     def begin_write(self, offset: int, buffer: memoryview) -> Begun | None:
         check_transfer(self, offset, buffer, fill=False)
         self._check_usable()
-        if not self.is_connected or self._begun == _BEGUN_MOST:
+        length = buffer.nbytes
+        if not self.is_connected or self._begun + length > max(_BEGUN_MOST, length):
             return None
-        self._begun += 1
+        self._begun += length
         work = partial(self._translated, partial(self.inner.write_from, offset, buffer))
-        write = _Write(work, self._landed)
+        write = _Write(work, partial(self._landed, length))
         return Begun(partial(write.start, self._token), write.land)
 
-    def _landed(self) -> None:
-        self._begun -= 1
+    def _landed(self, length: int) -> None:
+        self._begun -= length
 
     async def flush(self) -> None:
         await self._do(self.inner.flush)

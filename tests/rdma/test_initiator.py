@@ -287,15 +287,20 @@ async def test_a_write_is_under_way_before_anybody_waits_for_it() -> None:
 
 
 async def test_no_more_writes_are_begun_than_are_of_use() -> None:
-    async with opened(MemoryTarget()) as initiator:
-        device, data, begun = RdmaDevice(initiator), page_buffer(PAGE), []
-        while (one := device.begin_write(0, data)) is not None:
+    async with opened(MemoryTarget(size=32 * MIB)) as initiator:
+        device, begun = RdmaDevice(initiator), []
+        while (one := device.begin_write(0, page_buffer(4 * MIB))) is not None:
             begun.append(one)
             one.start()
-        assert len(begun) == 64
+        assert len(begun) == 4
         for one in begun:
             await one.land()
-        assert device.begin_write(0, data) is not None
+        large = device.begin_write(0, page_buffer(20 * MIB))
+        assert large is not None, "one that is larger goes alone"
+        assert device.begin_write(0, page_buffer(PAGE)) is None
+        large.start()
+        await large.land()
+        assert device.begin_write(0, page_buffer(0)) is not None
 
 
 async def test_a_write_that_was_begun_ends_with_its_device() -> None:
