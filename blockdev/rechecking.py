@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from blockdev.device import Device
     from blockdev.media import Media
     from blockdev.reading import Reader
-    from blockdev.types import Descriptor, ExtentRef, Generation, SlotAddress
+    from blockdev.types import Descriptor, ExtentRef, SlotAddress
 
 ConnectionOf = Callable[["Device"], Hashable | None]
 """Something else each time that a device was connected anew; None while it is not, or where nobody can tell."""
@@ -35,7 +35,7 @@ class Compared:
     def __init__(self, connection_of: ConnectionOf, limit: int = _KEPT) -> None:
         self.connection_of = connection_of
         self._limit = limit
-        self._known: OrderedDict[SlotAddress, tuple[Generation, Hashable]] = OrderedDict()
+        self._known: OrderedDict[SlotAddress, tuple[ExtentRef, Hashable]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._known)
@@ -47,16 +47,16 @@ class Compared:
         """
         if before is None or before != self.connection_of(device):
             return
-        self._known[ref.address] = (ref.generation, before)
+        self._known[ref.address] = (ref, before)
         self._known.move_to_end(ref.address)
         if len(self._known) > self._limit:
             self._known.popitem(last=False)
 
     def has(self, ref: ExtentRef, device: Device) -> bool:
-        """Whether its bytes were right, and neither its slot nor its device has become another since. A region's epoch is
-        part of each generation."""
+        """Whether its bytes were right, by this very checksum, and neither its slot nor its device has become another since. A
+        region's epoch is part of each generation."""
         connection = self.connection_of(device)
-        return connection is not None and self._known.get(ref.address) == (ref.generation, connection)
+        return connection is not None and self._known.get(ref.address) == (ref, connection)
 
 
 class Rechecker:

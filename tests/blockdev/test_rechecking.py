@@ -217,3 +217,4 @@ def test_what_is_remembered_is_bounded() -> None:
     assert len(compared) == 2
     assert [compared.has(ref, device) for ref in (one, two, three)] == [True, False, True]
     assert not compared.has(one._replace(generation=Generation(2)), device)
+    assert not compared.has(one._replace(xxh3=Xxh3(1)), device), "a head that names it, and other bytes"
