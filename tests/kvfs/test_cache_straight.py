@@ -14,7 +14,7 @@ import trio.testing
 from blockdev.creating import CreateOptions, create_pool
 from blockdev.errors import BlockError
 from blockdev.pool import Pool
-from blockdev.types import DeviceNo, SlotClass
+from blockdev.types import PAGE, DeviceNo, SlotClass
 from kvfs.cache import Cache
 from kvfs.errors import BadBuffer, CacheClosed, NoObject, RecheckRefused
 from rdma import nvme_wire as wire
@@ -112,7 +112,7 @@ async def test_a_connection_that_was_made_anew_is_a_reason_to_compare(host: Host
     await put(host.pool, b"x", EXTENT)
     await host.compare(b"x")
     host.target.cut()
-    await host.pool.media.flush([DeviceNo(0)])  # which waits for the next one
+    await host.pool.media.device(DeviceNo(0)).read_into(0, direct(PAGE))  # which waits for the next one
     into = host.tensor()
     with host.cache.rechecked(into):
         await host.cache.get_into("x", into)
