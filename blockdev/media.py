@@ -27,6 +27,7 @@ from blockdev.errors import (
 )
 from blockdev.memory import PageBuffers
 from blockdev.pace import Pace
+from blockdev.rechecking import Transfer
 from blockdev.tasks import for_each
 from blockdev.types import (
     CHUNK_SLOTS,
@@ -135,6 +136,10 @@ class Media:
         self.devices[attached.superblock.device_no] = attached
         log.warning("device %s is back", attached.device.name)
 
+    def device(self, device: DeviceNo) -> Device:
+        """:raises Unavailable: it is missing or lost"""
+        return self._attached(device).device
+
     def header(self, region: RegionId) -> RegionHeader:
         """:raises Unavailable: the device is missing or the region's header is damaged"""
         attached = self._attached(region.device)
@@ -230,6 +235,12 @@ class Media:
         """Fill `into` (whole pages) from the start of the slot's payload. :raises Unavailable, DeviceError:"""
         attached, offset = self._payload_offset(address)
         await self._read(attached, offset, into)
+
+    async def transfer_payload(self, address: SlotAddress, transfer: Transfer) -> None:
+        """Have the slot's payload read by somebody else. :raises Unavailable, DeviceError:"""
+        attached, offset = self._payload_offset(address)
+        with self._noticing_loss(attached):
+            await transfer(attached.device, offset)
 
     async def write_payload(self, address: SlotAddress, data: memoryview, at: int = 0) -> None:
         """Write `data` (whole pages) into the slot's payload, from its byte `at` (a multiple of the page) on.

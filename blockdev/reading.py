@@ -15,6 +15,7 @@ from blockdev.errors import ChecksumError, FormatError, Raced
 from blockdev.media import Media
 from blockdev.memory import PageBuffers, padded
 from blockdev.publication import extent_length
+from blockdev.rechecking import Compared
 from blockdev.types import HOLE, Descriptor, ExtentRef, Extents, Kind, RegionId, SlotRef, stored
 
 _TURNS: Final = 2
@@ -36,6 +37,7 @@ class Reader:
     """Reads objects of one pool.
 
     :ivar extent_size: bytes per extent
+    :ivar compared: where it notes what was compared with its checksum, if somebody wants to know
     """
 
     _KEEP_EXTENTS = 1 << 18
@@ -51,6 +53,7 @@ class Reader:
         self._regions: dict[SlotRef, frozenset[RegionId]] = {}
         """Where the extents of indexed versions are, by `_first_index`."""
         self.counters = ReadCounters()
+        self.compared: Compared | None = None
 
     async def extents(self, head: Descriptor) -> tuple[ExtentRef, ...]:
         """All extents of an object.
@@ -174,8 +177,10 @@ class Reader:
         into: memoryview,
         landed: Callable[[], None] | None = None,
     ) -> None:
+        device, compared = self._media.device(ref.device), self.compared
         for attempt in range(2):
-            await self._check_epoch(head, ref)
+            await self.check_epoch(head, ref)
+            before = None if compared is None else compared.connection_of(device)
             await self._media.read_payload(ref.address, into[: padded(length)])
             if landed is not None:
                 landed()
@@ -183,6 +188,8 @@ class Reader:
                     await trio.lowlevel.cancel_shielded_checkpoint()
             if xxh3_64_intdigest(into[:length]) == ref.xxh3:
                 self.counters.reread += attempt
+                if compared is not None:
+                    compared.note(ref, before, device)
                 return
             record = await self._media.read_descriptor(ref.address)
             if record is not None and (record.generation, record.object_id) != (
@@ -190,11 +197,11 @@ class Reader:
                 head.object_id,
             ):
                 raise self._raced(head, ref)
-        await self._check_epoch(head, ref, again=True)
+        await self.check_epoch(head, ref, again=True)
         self.counters.checksum_errors += 1
         raise ChecksumError(f"{head.name!r}: slot {tuple(ref.address)} holds other bytes than were written")
 
-    async def _check_epoch(self, head: Descriptor, ref: ExtentRef, *, again: bool = False) -> None:
+    async def check_epoch(self, head: Descriptor, ref: ExtentRef, *, again: bool = False) -> None:
         """See that the slot's region was not formatted since: where its slots are may have changed.
 
         :param again: look at media, since another process may have formatted it

@@ -35,6 +35,8 @@ from kvfs.errors import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from kvfs.state import PoolFolder
+
 PROTOCOL = 1
 LINE_MAX = 1 << 20
 """Bytes; a longer line is not ours."""
@@ -43,6 +45,8 @@ REQUEST_TIMEOUT = 10.0
 """Seconds that a client may take to say what it wants."""
 SEND_TIMEOUT = 5.0
 """Seconds that a client may take to read its answer."""
+SCRAPE_TIMEOUT = 1.0
+"""Seconds that a process may take to say what it does, when many are asked in passing."""
 _SUN_PATH_MAX = 107
 
 Json = dict[str, Any]
@@ -237,6 +241,15 @@ def _result(lines: IO[bytes], on_progress: Callable[[Json], None] | None) -> Jso
 
 def _gone() -> DeadMount:
     return DeadMount("the mount's process ended before it answered; its log tells why")
+
+
+def statistics_of_caches(folder: PoolFolder) -> dict[str, Json]:
+    """What all processes say that use a pool by the Cache API, by their labels. Who does not answer at once is left out."""
+    found = {}
+    for cache in folder.caches():
+        with contextlib.suppress(ControlError):
+            found[cache.label] = ask(cache.path, "stats", timeout=SCRAPE_TIMEOUT)
+    return found
 
 
 def is_alive(path: Path) -> bool:

@@ -15,7 +15,7 @@ import trio
 
 from kvfs import __version__, control
 from kvfs.assemble import assembled, serve_mount
-from kvfs.metrics import StatisticsCollector, from_trio, serve_metrics
+from kvfs.metrics import CachesCollector, StatisticsCollector, from_trio, serve_metrics
 from kvfs.mountpoint import unmount_command, unmount_refused
 from kvfs.recording import Recording
 from kvfs.report import GAUGES, describe_pool, scrub_report, statistics_of_mount
@@ -109,8 +109,9 @@ class Service:
         address = self._plan.config.metrics
         if address is not None:
             labels = {"pool": self._pool.name}
-            collector = StatisticsCollector(from_trio(self._statistics), labels, GAUGES)
-            stack.enter_context(serve_metrics(address, collector))
+            mount = StatisticsCollector(from_trio(self._statistics), labels, GAUGES)
+            caches = CachesCollector(partial(control.statistics_of_caches, self._plan.folder), labels, GAUGES)
+            stack.enter_context(serve_metrics(address, mount, caches))
 
     def _handlers(self) -> dict[str, control.Handler]:
         return {

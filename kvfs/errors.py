@@ -31,6 +31,7 @@
     │   ├── BadKey             a key that names nothing that could be there
     │   ├── WrongNamespace     a key of another namespace
     │   ├── BadBuffer          memory that is too small, read-only, not in one piece, or not of this host
+    │   ├── RecheckRefused     nothing can go straight into memory of a GPU here
     │   ├── BadAttention       masses, queries, keys or a budget that do not fit
     │   └── NoNumpy            numpy is not installed, which sketches of attention need
     ├── DamageFound            a scrub found data that cannot be read
@@ -182,6 +183,10 @@ class WrongNamespace(CacheError):
 
 class BadBuffer(CacheError):
     """The caller's memory cannot be used."""
+
+
+class RecheckRefused(CacheError):
+    """Extents cannot go from devices straight into memory of a GPU here."""
 
 
 class BadAttention(CacheError):

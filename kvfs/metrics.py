@@ -1,4 +1,4 @@
-"""A mount's counters for Prometheus, over HTTP.
+"""Counters for Prometheus, over HTTP: a mount's, and those of processes that use its pool by the Cache API.
 
 What the components' `statistics()` say becomes one metric a number: `pool.evicted_bytes` is
 `kvfs_pool_evicted_bytes_total`. Three kinds of values are more than a number:
@@ -6,6 +6,9 @@ What the components' `statistics()` say becomes one metric a number: `pool.evict
     misses_by_cause: {absent: 3, …}     one metric `kvfs_misses_total` with the label `cause`
     a `latency.Histogram`, `read`       a histogram `kvfs_read_seconds`
     texts, lists, None                  no metric
+
+What a process of the Cache API says of its cache is named alike, `cache.hits` is `kvfs_cache_hits_total`; what it says of the parts
+that mounts have, too, is set apart from theirs: its `frames.hits` is `kvfs_cache_frames_hits_total`.
 """
 
 from __future__ import annotations
@@ -13,8 +16,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import trio
 from prometheus_client import start_http_server
@@ -34,7 +38,9 @@ if TYPE_CHECKING:
     from kvfs.config import Address
 
 Snapshot = Callable[[], Mapping[str, Any]]
-"""A mount's statistics as nested plain values (`report.plain`); called in the server's threads, once a scrape."""
+"""Statistics as nested plain values (`report.plain`); called in the server's threads, once a scrape."""
+Snapshots = Callable[[], Mapping[str, Mapping[str, Any]]]
+"""The same of several processes, by what tells them apart."""
 
 _HISTOGRAM = {"bounds", "counts", "sum"}
 
@@ -50,12 +56,20 @@ class StatisticsCollector(Collector):
 
     :param labels: the same for every metric, such as the pool's name
     :param gauges: prefixes of dotted names whose numbers go up and down; the others count since the mount began
+    :param whose: statistics they are: a mount's, or a cache's
     """
 
-    def __init__(self, snapshot: Snapshot, labels: Mapping[str, str], gauges: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        labels: Mapping[str, str],
+        gauges: tuple[str, ...],
+        whose: Literal["mount", "cache"] = "mount",
+    ) -> None:
         self._snapshot = snapshot
         self._labels = dict(labels)
         self._gauges = gauges
+        self._whose = whose
 
     def collect(self) -> Iterator[Metric]:
         """One scrape."""
@@ -80,28 +94,56 @@ class StatisticsCollector(Collector):
         """One sample for each value, told apart by `label` if there is one."""
         kind = GaugeMetricFamily if name.startswith(self._gauges) else CounterMetricFamily
         labels = [*self._labels, label] if label else list(self._labels)
-        metric = kind(metric_name(name), f"{name} of the mount's statistics", labels=labels)
+        metric = kind(self._metric_name(name), self._help(name), labels=labels)
         for case, value in values.items():
             metric.add_metric([*self._labels.values(), case][: len(labels)], float(value))
         return metric
 
     def _histogram(self, name: str, value: Mapping[str, Any]) -> Metric:
         metric = HistogramMetricFamily(
-            f"{metric_name(name)}_seconds", f"{name} of the mount's statistics", labels=list(self._labels)
+            f"{self._metric_name(name)}_seconds", self._help(name), labels=list(self._labels)
         )
         bounds = [*(f"{bound:g}" for bound in value["bounds"]), "+Inf"]
         buckets = list(zip(bounds, accumulate(value["counts"]), strict=True))
         metric.add_metric(list(self._labels.values()), buckets, value["sum"])
         return metric
 
+    def _metric_name(self, name: str) -> str:
+        """`pool.evicted_bytes` → `kvfs_pool_evicted_bytes`, or of a cache `kvfs_cache_pool_evicted_bytes`."""
+        prefix = "cache_" if self._whose == "cache" and not name.startswith("cache.") else ""
+        return f"kvfs_{prefix}" + re.sub(r"[^a-zA-Z0-9_]", "_", name)
 
-def metric_name(name: str) -> str:
-    """`pool.evicted_bytes` → `kvfs_pool_evicted_bytes`."""
-    return "kvfs_" + re.sub(r"[^a-zA-Z0-9_]", "_", name)
+    def _help(self, name: str) -> str:
+        return f"{name} of the {self._whose}'s statistics, as 'kvfs stats' shows them"
+
+
+class CachesCollector(Collector):
+    """Turns snapshots of processes that use the Cache API into metrics, each with the label `process`.
+
+    :param labels: the same for every metric
+    """
+
+    def __init__(self, snapshots: Snapshots, labels: Mapping[str, str], gauges: tuple[str, ...]) -> None:
+        self._snapshots = snapshots
+        self._labels = dict(labels)
+        self._gauges = gauges
+
+    def collect(self) -> Iterator[Metric]:
+        """One scrape: each metric once, with the samples of all processes."""
+        metrics: dict[str, Metric] = {}
+        for process, snapshot in self._snapshots().items():
+            labels = {**self._labels, "process": process}
+            for metric in StatisticsCollector(
+                partial(dict, snapshot), labels, self._gauges, "cache"
+            ).collect():
+                known = metrics.setdefault(metric.name, metric)
+                if known is not metric:
+                    known.samples += metric.samples
+        return iter(metrics.values())
 
 
 @contextmanager
-def serve_metrics(address: Address, collector: StatisticsCollector) -> Iterator[int]:
+def serve_metrics(address: Address, *collectors: Collector) -> Iterator[int]:
     """Serve the metrics on http://ADDRESS/metrics for the length of the block; yields the port, of use for port 0.
 
     Leaving the block takes up to half a second.
@@ -109,7 +151,8 @@ def serve_metrics(address: Address, collector: StatisticsCollector) -> Iterator[
     :raises ConfigError: the address cannot be listened on
     """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(collector)
+    for collector in collectors:
+        registry.register(collector)
     try:
         server, thread = start_http_server(address.port, address.host, registry)
     except OSError as error:

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import errno
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractContextManager,
+    AsyncExitStack,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 import trio
@@ -45,8 +53,14 @@ from rdma.verbs import open_verbs
 from rdma.verbs.way import Portal as Place
 
 if TYPE_CHECKING:
+    from rdma.cuda import GpuSpan
     from rdma.nvme_wire import CmRequest
     from rdma.transport import Connection, Fabric, Registration
+
+
+_BEGUN_MOST: Final = 16 << 20
+"""Bytes of writes that are begun before others have ended: enough to keep a fast network busy, few enough that on a slow one
+the last of them ends within its deadline, too."""
 
 
 @asynccontextmanager
@@ -54,6 +68,40 @@ async def way_to(portal: Portal) -> AsyncIterator[Fabric]:
     """The way through this host's RDMA devices. :raises NoVerbs, TransportBroken:"""
     async with open_verbs(Place(portal.address, int(portal.service))) as fabric:
         yield fabric
+
+
+class _Write:
+    """A write that whoever wants it does not wait for: it is done in a task of its own.
+
+    :param ended: called then
+    """
+
+    def __init__(self, work: Callable[[], Awaitable[None]], ended: Callable[[], None]) -> None:
+        self._work = work
+        self._ended = ended
+        self._error: DeviceError | None = None
+        self._done = trio.Event()
+
+    def start(self, token: trio.lowlevel.TrioToken) -> None:
+        """Any thread may, once."""
+        with suppress(trio.RunFinishedError):  # then nobody waits for it either
+            token.run_sync_soon(trio.lowlevel.spawn_system_task, self._run)
+
+    async def _run(self) -> None:
+        try:
+            await self._work()
+        except DeviceError as error:
+            self._error = error
+        finally:
+            self._ended()
+            self._done.set()
+
+    async def land(self) -> None:
+        """:raises DeviceError: as the work did"""
+        with trio.CancelScope(shield=True):  # the device's deadline bounds it
+            await self._done.wait()
+        if self._error is not None:
+            raise self._error
 
 
 class RdmaDevice:
@@ -70,13 +118,17 @@ class RdmaDevice:
         self.size, self.block_size = inner.size, inner.block_size
         self.closed = trio.Event()
         self._given_up = False
+        self._token = trio.lowlevel.current_trio_token()
+        self._begun = 0
+        """Bytes of writes that were begun and have not ended."""
 
     @property
     def is_connected(self) -> bool:
         """Whether an operation could begin now."""
         return self.inner.is_connected
 
-    async def read_into(self, offset: int, buffer: memoryview) -> None:
+    async def read_into(self, offset: int, buffer: memoryview | GpuSpan) -> None:
+        """Memory of a GPU, too, which is best kept registered (`RdmaDevices.keeping`)."""
         await self._do(lambda: self.inner.read_into(offset, buffer))
 
     async def write_from(self, offset: int, buffer: memoryview) -> None:
@@ -85,7 +137,16 @@ class RdmaDevice:
     def begin_write(self, offset: int, buffer: memoryview) -> Begun | None:
         check_transfer(self, offset, buffer, fill=False)
         self._check_usable()
-        return None
+        length = buffer.nbytes
+        if not self.is_connected or self._begun + length > max(_BEGUN_MOST, length):
+            return None
+        self._begun += length
+        work = partial(self._translated, partial(self.inner.write_from, offset, buffer))
+        write = _Write(work, partial(self._landed, length))
+        return Begun(partial(write.start, self._token), write.land)
+
+    def _landed(self, length: int) -> None:
+        self._begun -= length
 
     async def flush(self) -> None:
         await self._do(self.inner.flush)
@@ -109,6 +170,9 @@ class RdmaDevice:
 
     async def _do(self, work: Callable[[], Awaitable[None]]) -> None:
         self._check_usable()
+        await self._translated(work)
+
+    async def _translated(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
         except TransportClosed as error:
@@ -130,7 +194,7 @@ class _Kept:
     :ivar registrations: by the way that they belong to
     """
 
-    whole: memoryview
+    whole: memoryview | GpuSpan
     registrations: dict[Fabric, Registration] = field(default_factory=dict)
 
     def register(self, way: Fabric) -> None:
@@ -169,9 +233,9 @@ class _Way:
             self._fabric = fabric
         return await self._fabric.connect(request)
 
-    def register(self, view: memoryview) -> Registration:
+    def register(self, memory: memoryview | GpuSpan) -> Registration:
         assert self._fabric is not None, "memory is registered for a connection"
-        return self._fabric.register(view)
+        return self._fabric.register(memory)
 
 
 class RdmaDevices:
@@ -205,7 +269,7 @@ class RdmaDevices:
         return device
 
     @contextmanager
-    def keeping(self, memory: Sequence[memoryview]) -> Iterator[None]:
+    def keeping(self, memory: Sequence[memoryview | GpuSpan]) -> Iterator[None]:
         """Have this memory registered with all devices, those opened meanwhile too, for the length of the block: transfers
         from and to parts of it then need no registration of their own.
 

@@ -48,8 +48,9 @@ GAUGES = (
         for name in ("accuracy", "coverage", "interference", "expected", "unused", "window")
     ),
     *(f"mount.{name}" for name in ("inodes", "open_files", "drafts", "notify.queued")),
+    *(f"cache.stream.{name}" for name in ("waiting", "running", "bytes_running")),
 )
-"""Which names of `statistics_of_mount` go up and down; the others count since the mount began."""
+"""Which names of `statistics_of_mount` and `statistics_of_cache` go up and down; the others count since that began."""
 
 LIVE = "live"
 MISSING = "missing"
@@ -118,14 +119,21 @@ def devices_of(pool: Pool) -> list[Json]:
         if attached is not None:
             row |= {"state": _state_of(attached), "path": attached.device.name}
             held = sysfs.holding(attached.device.name)
-            if held is not None or isinstance(attached.device, RdmaDevice):
+            if isinstance(attached.device, RdmaDevice):
+                row |= _own_connection(attached.device)
+            elif held is not None:
                 row["via"] = via(attached.device)
-            if held is not None:
                 row |= _fabric_of(*held)
                 if attached.lost and targets.health(*held) == "connecting":
                     row["state"] = CONNECTING
         rows.append(row)
     return rows
+
+
+def _own_connection(device: RdmaDevice) -> Json:
+    """Of its addresses one is used at a time."""
+    inner = device.inner
+    return {"via": via(device), "ways": f"{int(device.is_connected)}/{inner.ways}", "nqn": inner.subsystem}
 
 
 def _state_of(attached: Attached) -> str:

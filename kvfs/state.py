@@ -158,6 +158,11 @@ class CacheSocket:
     def pid(self) -> int:
         return int(self.path.name.split("-")[0])
 
+    @property
+    def label(self) -> str:
+        """What tells it apart from all others of the host: the process, and which of its caches it is."""
+        return self.path.stem
+
 
 @dataclass(frozen=True, slots=True)
 class PoolFolder:

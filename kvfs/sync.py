@@ -128,6 +128,15 @@ class BlockingCache:
         self._check_process()
         return self._cache.lease(size)  # any thread may
 
+    @contextmanager
+    def rechecked(self, buffer: Buffer) -> Iterator[None]:
+        context = self._cache.rechecked(buffer)
+        self._call(context.__enter__)
+        try:
+            yield
+        finally:
+            self._call(context.__exit__, None, None, None)
+
     def statistics(self) -> CacheStatistics:
         return self._call(self._cache.statistics)
 

@@ -7,7 +7,7 @@ Nothing here needs torch, nor a CUDA toolkit.
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from rdma.errors import CudaError
 from rdma.host_memory import address_of
@@ -36,11 +36,33 @@ class CudaDriver(Protocol):
         """From GPU to host; returns when it is done."""
 
     def export(self, address: int, size: int) -> int:
-        """A dma-buf of GPU memory, by which a network card reaches it; the caller closes the descriptor."""
+        """A dma-buf of GPU memory, by which a network card reaches it; the caller closes the descriptor. Both are whole pages."""
+
+    def share(self, address: int) -> None:
+        """Have copies from and to this allocation done when their calls return, all of them: for what others write to, too."""
+
+    def settle(self) -> None:
+        """Have what network cards have written to the GPU's memory seen by whatever runs there from now on; some GPUs see to it
+        by themselves."""
+
+
+class GpuSpan(NamedTuple):
+    """Bytes of a GPU, for a network card to read and write.
+
+    :ivar address: of the first one
+    """
+
+    driver: CudaDriver
+    address: int
+    nbytes: int
 
 
 _SUCCESS: Final = 0
 _DMA_BUF_FD: Final = 1  # CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
+_SYNC_MEMOPS: Final = 6  # CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
+_WRITES_ORDERING: Final = 118  # CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING
+_CURRENT_CONTEXT: Final = 0  # CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX
+_TO_OWNER: Final = 100  # CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER
 _PORTABLE: Final = (
     1  # CU_MEMHOSTREGISTER_PORTABLE: pinned for every context, whichever is current in a thread
 )
@@ -57,10 +79,11 @@ class SystemCuda:
     def __init__(self, library: Any, device: int = 0) -> None:  # noqa: ANN401 - ctypes resolves names as they are used
         self._cuda = library
         self._call("cuInit", ctypes.c_uint(0))
-        handle = ctypes.c_int()
-        self._call("cuDeviceGet", ctypes.byref(handle), ctypes.c_int(device))
+        self._device = ctypes.c_int()
+        self._call("cuDeviceGet", ctypes.byref(self._device), ctypes.c_int(device))
         self._context = ctypes.c_void_p()
-        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), handle)
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), self._device)
+        self._sees_writes: bool | None = None
 
     def pin(self, view: memoryview) -> None:
         self._enter()
@@ -102,6 +125,24 @@ class SystemCuda:
             ctypes.c_ulonglong(0),
         )
         return descriptor.value
+
+    def share(self, address: int) -> None:
+        self._enter()
+        yes = ctypes.c_uint(1)
+        self._call(
+            "cuPointerSetAttribute", ctypes.byref(yes), ctypes.c_int(_SYNC_MEMOPS), ctypes.c_uint64(address)
+        )
+
+    def settle(self) -> None:
+        if self._sees_writes is None:
+            ordering = ctypes.c_int()
+            self._call(
+                "cuDeviceGetAttribute", ctypes.byref(ordering), ctypes.c_int(_WRITES_ORDERING), self._device
+            )
+            self._sees_writes = ordering.value >= _TO_OWNER
+        if not self._sees_writes:
+            self._enter()
+            self._call("cuFlushGPUDirectRDMAWrites", ctypes.c_int(_CURRENT_CONTEXT), ctypes.c_int(_TO_OWNER))
 
     def _enter(self) -> None:
         """The current context is a thread's own, and callers are in many threads."""

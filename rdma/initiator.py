@@ -23,6 +23,7 @@ import trio
 
 from rdma import nvme_wire as wire
 from rdma.errors import (
+    CommandFailed,
     RdmaError,
     TransportBroken,
     TransportClosed,
@@ -31,12 +32,14 @@ from rdma.errors import (
 )
 from rdma.host_memory import PAGE, address_of
 from rdma.nvme_queue import Call
+from rdma.nvme_status import INVALID_FIELD, INVALID_OPCODE
 from rdma.session import Session, SessionOptions, lent, start_session
 
 if TYPE_CHECKING:
     from uuid import UUID
 
     from rdma.bring_up import Identity
+    from rdma.cuda import GpuSpan
     from rdma.nvme_queue import Queue
     from rdma.transport import Fabric, Registration
 
@@ -44,6 +47,8 @@ log = logging.getLogger(__name__)
 
 _PAUSES: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 """Seconds before another attempt to connect; the last one repeats."""
+_NOT_DONE: Final = frozenset({INVALID_OPCODE[:2], INVALID_FIELD[:2]})
+"""With which a controller refuses a command that it does not have, or not so."""
 _BLOCKS_MAX: Final = 1 << 16
 """Logical blocks that one command can name."""
 
@@ -111,13 +116,16 @@ class Initiator:
         self._wanted = wanted
         self._options = options
         self._session: Session | None = None
+        self._refuses_discard = False
         self._changed = trio.Event()
         self._closed = False
 
     # ── a device ─────────────────────────────────────────────────────────────────────────────────────────
 
-    async def read_into(self, offset: int, buffer: memoryview) -> None:
-        """:raises ValueError, CommandFailed, TransportError:"""
+    async def read_into(self, offset: int, buffer: memoryview | GpuSpan) -> None:
+        """:raises ValueError, CommandFailed, TransportError:
+        :raises MemoryRefused: the network card does not reach it
+        """
         self._check(offset, buffer, fill=True)
         await self._move("read", wire.read, offset, buffer)
 
@@ -131,11 +139,16 @@ class Initiator:
         await self._operate("flush", lambda session: [wire.flush(session.nsid)])
 
     async def discard(self, offset: int, length: int) -> None:
-        """:raises ValueError, CommandFailed, TransportError:"""
+        """Does nothing where the controller says that it cannot, or refused it once: to write zeros instead would cost what was
+        to be saved.
+
+        :raises ValueError, CommandFailed, TransportError:
+        """
         self._check_span(offset, length)
         blocks = wire.BlockRange(offset // self.block_size, length // self.block_size)
         session = self._session
-        if not length or (session is not None and not session.found.controller.can_deallocate):
+        cannot = session is not None and not session.found.controller.can_deallocate
+        if not length or cannot or self._refuses_discard:
             self._check_open()
             await trio.lowlevel.checkpoint()
             return
@@ -146,7 +159,23 @@ class Initiator:
                 sgl, _ = lending.enter_context(lent(session.fabric, data, len(data)))
                 return [wire.deallocate(session.nsid, 1, sgl)]
 
-            await self._operate("discard", command)
+            try:
+                await self._operate("discard", command)
+            except CommandFailed as error:
+                if error.status[:2] not in _NOT_DONE:
+                    raise
+                log.info("%s: what is not needed any more stays as it is: %s", self.name, error)
+                self._refuses_discard = True
+
+    @property
+    def ways(self) -> int:
+        """How many there are to the target."""
+        return len(self._ways)
+
+    @property
+    def subsystem(self) -> str:
+        """The target's qualified name."""
+        return self._who.subsystem
 
     @property
     def is_connected(self) -> bool:
@@ -164,12 +193,14 @@ class Initiator:
         self.give_up()
         await trio.lowlevel.cancel_shielded_checkpoint()
 
-    def _check(self, offset: int, buffer: memoryview, *, fill: bool) -> None:
+    def _check(self, offset: int, buffer: memoryview | GpuSpan, *, fill: bool) -> None:
+        self._check_span(offset, buffer.nbytes)
+        if not isinstance(buffer, memoryview):
+            return
         if not buffer.c_contiguous or buffer.itemsize != 1 or buffer.ndim != 1:
             raise ValueError(f"{self.name}: the buffer is not one contiguous run of bytes")
         if fill and buffer.readonly:
             raise ValueError(f"{self.name}: the buffer to read into is read-only")
-        self._check_span(offset, buffer.nbytes)
         if buffer.nbytes and address_of(buffer) % PAGE:
             raise ValueError(f"{self.name}: the buffer does not begin on a page in memory")
 
@@ -187,7 +218,7 @@ class Initiator:
 
     # ── operations ───────────────────────────────────────────────────────────────────────────────────────
 
-    async def _move(self, what: str, make: Make, offset: int, buffer: memoryview) -> None:
+    async def _move(self, what: str, make: Make, offset: int, buffer: memoryview | GpuSpan) -> None:
         if not buffer.nbytes:
             self._check_open()
             await trio.lowlevel.checkpoint()

@@ -17,15 +17,16 @@ from uuid import UUID
 import trio
 
 from rdma import nvme_wire as wire
-from rdma.errors import TransportBroken, TransportClosed, TransportRefused
+from rdma.cuda import GpuSpan
+from rdma.errors import MemoryRefused, TransportBroken, TransportClosed, TransportRefused
 from rdma.host_memory import address_of
 from rdma.memory_authentication import Authentication, Terms
 from rdma.nvme_auth import Parties
 from rdma.nvme_identify import IDENTIFY_SIZE, Capabilities, pack_uuid
-from rdma.nvme_status import AUTHENTICATION_REQUIRED, SUCCESS, Status
+from rdma.nvme_status import AUTHENTICATION_REQUIRED, INVALID_OPCODE, SUCCESS, Status
+from rdma.testing import FakeCuda
 
 ABORTED: Final = Status(0, 0x07)
-INVALID_OPCODE: Final = Status(0, 0x01)
 INVALID_NAMESPACE: Final = Status(0, 0x0B)
 OUT_OF_RANGE: Final = Status(0, 0x80, final=True)
 IDENTITY: Final = UUID(int=1)
@@ -39,10 +40,7 @@ class Region:
     target: MemoryTarget
     view: memoryview
     key: int
-
-    @property
-    def address(self) -> int:
-        return address_of(self.view)
+    address: int
 
     def close(self) -> None:
         self.target.regions.pop(self.key, None)
@@ -110,6 +108,7 @@ class MemoryTarget:
     :ivar is_down: nothing can be connected
     :ivar terms: what it demands of hosts before they may do anything
     :ivar refuses: opcodes of the admin queue that it does not know
+    :ivar refuses_io: what it says to opcodes of the I/O queues that it does not do
     :ivar rng: answers come in any order, if given
     :ivar dropped: transfers of commands whose queue was gone: a network card does not do them
     """
@@ -127,6 +126,7 @@ class MemoryTarget:
     is_down: bool = False
     terms: Terms | None = None
     refuses: set[int] = field(default_factory=set)
+    refuses_io: dict[int, Status] = field(default_factory=dict)
     rng: Random | None = None
     dropped: int = 0
     commands: list[tuple[int, wire.Command]] = field(default_factory=list)
@@ -152,8 +152,15 @@ class MemoryTarget:
         self.connections.append(connection)
         return connection
 
-    def register(self, view: memoryview) -> Region:
-        region = Region(self, view, next(self._keys))
+    def register(self, memory: memoryview | GpuSpan) -> Region:
+        """:raises MemoryRefused: memory of a GPU, of which it reaches only a stand-in's"""
+        if isinstance(memory, memoryview):
+            region = Region(self, memory, next(self._keys), address_of(memory))
+        elif isinstance(memory.driver, FakeCuda):
+            view = memory.driver.reached(memory.address, memory.nbytes)
+            region = Region(self, view, next(self._keys), memory.address)
+        else:
+            raise MemoryRefused("a target in memory does not reach a GPU's")
         self.regions[region.key] = region
         return region
 
@@ -269,6 +276,8 @@ class MemoryTarget:
     def _io(self, command: wire.Command) -> Status:
         if command.nsid != 1:
             return INVALID_NAMESPACE
+        if command.opcode in self.refuses_io:
+            return self.refuses_io[command.opcode]
         if command.opcode == wire.Io.DATASET_MANAGEMENT:
             for found in wire.unpack_ranges(self._memory(command.data)):
                 start = found.block * self.block_size

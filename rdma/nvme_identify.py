@@ -149,14 +149,17 @@ class Namespace:
 
 
 def unpack_active(data: bytes | memoryview) -> list[int]:
-    """The ids of an active namespace list (Base 5.17.2.2), ascending. :raises WireError:"""
+    """The ids of an active namespace list (Base, "Active Namespace ID list"), ascending. :raises WireError:"""
     _check(data)
     return [nsid for (nsid,) in struct.iter_unpack("<I", data) if nsid]
 
 
 def unpack_uuid(data: bytes | memoryview) -> UUID | None:
-    """By which UUID a namespace is known, of its identification descriptors (Base 5.17.2.3): where it has none, by its
-    globally unique identifier, as the kernel has it. None if it has neither. :raises WireError:"""
+    """By which UUID a namespace is known, of its descriptors (Base, "Namespace Identification Descriptor
+    list"): where it has none, by its globally unique identifier, as the kernel has it. None if it has neither.
+
+    :raises WireError:
+    """
     _check(data)
     found: dict[int, bytes] = {}
     at = 0

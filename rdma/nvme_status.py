@@ -1,7 +1,7 @@
 """What a controller answers, in words. Pure.
 
 NVMe Base 2.0, section 3.3.3.2.1 (Status Field): a type (SCT, 3 bits) and a code (SC, 8 bits) of that type; the codes
-are listed in 3.3.3.2.1.1 to 3.3.3.2.1.4, those of reads and writes in NVM Command Set 1.0, section 3.1.1.
+are listed in figures 94 to 99, those of reads and writes in NVM Command Set 1.0.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ _FABRICS = {
     0x90: "discover restart",
     0x91: "authentication required",
 }
-"""Of Fabrics commands: NVMe Base 2.0, section 6.3 (Connect) and 3.3.3.2.1.2."""
+"""Of Fabrics commands: NVMe Base 2.0, figure 97, and section 6.3 (Connect)."""
 
 
 class Status(NamedTuple):
@@ -155,4 +155,6 @@ class Status(NamedTuple):
 
 
 SUCCESS = Status(StatusType.GENERIC, 0)
+INVALID_OPCODE = Status(StatusType.GENERIC, 0x01)
+INVALID_FIELD = Status(StatusType.GENERIC, 0x02)
 AUTHENTICATION_REQUIRED = Status(StatusType.COMMAND, 0x91)

@@ -1,10 +1,10 @@
 """What a host and a controller send each other over RDMA: capsules, their data descriptors, connection data. Pure.
 
-Everything is little-endian. Sections are those of NVM Express Base 2.0 ("Base"), NVM Command Set 1.0 ("NVM") and the
-RDMA Transport 1.0 ("RDMA").
+Everything is little-endian. Numbers without a word are sections; they, and figures, are those of NVM Express Base 2.0
+("Base"), NVM Command Set 1.0 ("NVM") and the RDMA Transport 1.0 ("RDMA").
 
 A command is 64 bytes (Base 3.3.3.1), and one layout does for all of them: a Fabrics command has its type where others
-have the first byte of the namespace, and its fields begin where others have command dword 10 (Base 6).
+have the first byte of the namespace, and its fields begin where others have command dword 10 (Base 3.3.2.1.1).
 
       0  opcode            4  namespace, or Fabrics type     24  SGL 1
       1  flags: 40h        8  reserved                       40  command dwords 10 to 15
@@ -32,7 +32,7 @@ COMMAND_SIZE = 64
 COMPLETION_SIZE = 16
 CONNECT_DATA_SIZE = 1024
 NQN_MAX = 223
-"""Bytes (Base 4.5)."""
+"""Bytes (Base, "NVMe Qualified Names")."""
 KEYED_MAX = (1 << 24) - 1
 """Most bytes that one keyed descriptor can name: its length has 24 bits."""
 ADMIN_QUEUE = 0
@@ -104,12 +104,12 @@ class Cns(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Keyed:
-    """A keyed SGL data block descriptor (Base 4.1.2.1): registered memory that the controller reads or writes by RDMA.
+    """A Keyed SGL Data Block descriptor (Base, under that title): registered memory that the controller reads or writes by RDMA.
 
     :ivar address: of the memory, in the space that it was registered in
     :ivar length: bytes, at most `KEYED_MAX`
     :ivar key: the registration's remote key
-    :ivar invalidate: the controller gives the key back with its answer (RDMA, "Invalidate key" subtype)
+    :ivar invalidate: the controller gives the key back with its answer (RDMA figure 10)
     """
 
     address: int = 0
@@ -125,7 +125,7 @@ class Keyed:
 
 @dataclass(frozen=True, slots=True)
 class InCapsule:
-    """An SGL data block descriptor with an offset (Base 4.1.2.1): data that follow the command in its capsule.
+    """An SGL Data Block descriptor with an offset (Base, under that title): data that follow the command in its capsule.
 
     :ivar offset: bytes from where the capsule's data begin
     """
@@ -241,7 +241,7 @@ def set_features(feature: Feature, value: int) -> Command:
 
 
 def set_queues(count: int) -> Command:
-    """Ask for `count` I/O queues (Base 5.27.1.5); see `granted_queues`."""
+    """Ask for `count` I/O queues (Base 5.27.1, figures 322 and 323); see `granted_queues`."""
     return set_features(Feature.NUMBER_OF_QUEUES, (count - 1) << 16 | (count - 1))
 
 
@@ -317,7 +317,7 @@ def unpack_ranges(data: bytes | memoryview) -> list[BlockRange]:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The answer to a command (Base 3.3.3.2, and 6 for Fabrics).
+    """The answer to a command (Base 3.3.3.2, and 3.3.2.1.2 for Fabrics).
 
     :ivar result: 8 bytes whose meaning the command has
     :ivar head: where the controller is in the submission queue
@@ -373,7 +373,7 @@ def unpack_connect_data(data: bytes | memoryview) -> ConnectData:
 
 @dataclass(frozen=True, slots=True)
 class CmRequest:
-    """Private data of the request for a connection (RDMA, "RDMA_CM_REQUEST Private Data Format").
+    """Private data of the request for a connection (RDMA figure 5).
 
     :ivar receive: entries of our receive queue: answers that we can take at once
     :ivar send: entries of our send queue
@@ -402,7 +402,7 @@ class CmRequest:
 
 @dataclass(frozen=True, slots=True)
 class CmAccept:
-    """Private data of the answer that accepts (RDMA, "RDMA_CM_ACCEPT Private Data Format").
+    """Private data of the answer that accepts (RDMA figure 6).
 
     :ivar receive: entries of the controller's receive queue: commands that it can take at once
     """
@@ -425,7 +425,7 @@ class CmAccept:
 
 
 class CmReject(IntEnum):
-    """Why a connection was refused (RDMA, "RDMA_CM_REJECT Private Data Format")."""
+    """Why a connection was refused (RDMA figure 7)."""
 
     INVALID_LENGTH = 0x01
     INVALID_FORMAT = 0x02

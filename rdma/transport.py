@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from rdma.cuda import GpuSpan
 from rdma.nvme_wire import CmRequest
 
 
@@ -46,5 +47,5 @@ class Fabric(Protocol):
         :raises TransportRefused, TransportBroken:
         """
 
-    def register(self, view: memoryview) -> Registration:
+    def register(self, memory: memoryview | GpuSpan) -> Registration:
         """Let the target read and write this memory. :raises MemoryRefused: the device does not take it"""

@@ -1,6 +1,7 @@
 """The Cache API: objects into callers' memory and out of it, without files."""
 
-from kvfs.cache.api import Cache, CacheStatistics
+from kvfs.cache.api import Cache
+from kvfs.cache.figures import CacheStatistics
 from kvfs.cache.keys import Block, Key, Namespace
 from kvfs.cache.pin import Pin
 from kvfs.cache.reading import Arrivals, Got, Pair

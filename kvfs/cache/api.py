@@ -21,9 +21,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import AsyncIterator, Hashable, Iterable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Hashable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,15 +30,16 @@ import trio
 
 from blockdev.errors import Missing, Raced
 from kvfs.cache.buffers import Buffer, readable, writable
+from kvfs.cache.figures import CacheStatistics
 from kvfs.cache.folders import Finder
-from kvfs.cache.gpu import DriverOf
+from kvfs.cache.gpu import DriverOf, GpuMemory
 from kvfs.cache.keys import Key, Namespace, Place, place_of
 from kvfs.cache.layers import Layers
 from kvfs.cache.pin import Pin
 from kvfs.cache.putting import Putter
 from kvfs.cache.reading import Arrivals, CacheReader, Got, Job, Pair
 from kvfs.cache.requests import BLOCK, Mode, Reading, Requests
-from kvfs.errors import CacheClosed, NoObject
+from kvfs.errors import BadBuffer, CacheClosed, NoObject
 from kvfs.prefetch.observation import Observation
 from rdma.cuda import open_driver
 from rdma.errors import NoBuffers
@@ -50,38 +50,19 @@ if TYPE_CHECKING:
 
     from blockdev.pool import Pool
     from kvfs.cache.reading import PoolExtent
+    from kvfs.cache.straight import Straight
     from kvfs.frames import FrameCache
-    from kvfs.prefetcher import Prefetcher, PrefetchStatistics
+    from kvfs.prefetcher import Prefetcher
     from rdma.buffers import Arena, Lease
-    from rdma.stream import Stream, StreamStatistics
-
-
-@dataclass(frozen=True, slots=True)
-class CacheStatistics:
-    """A cache since it was opened."""
-
-    hits: int
-    misses: int
-    failed: int
-    """Objects that were there and could not be read, or not in time."""
-    bytes: int
-    """That reached their buffers."""
-    bytes_copied: int
-    """Of these, through the DRAM tier: from it, or because the buffer could not be read into directly."""
-    puts: int
-    put_bytes: int
-    put_bytes_copied: int
-    """Of these, because the buffer could not be written from directly."""
-    removed: int
-    stream: StreamStatistics
-    prefetch: PrefetchStatistics
+    from rdma.stream import Stream
 
 
 class Tier(NamedTuple):
-    """The DRAM tier, and what fetches into it, which is running."""
+    """The DRAM tier, what fetches into it, which is running, and what goes past it."""
 
     frames: FrameCache
     prefetcher: Prefetcher
+    straight: Straight
 
 
 class Cache:
@@ -102,14 +83,14 @@ class Cache:
         arena: Arena | None,
         driver_of: DriverOf = open_driver,
     ) -> None:
-        frames, self._prefetcher = tier
+        frames, self._prefetcher, self._straight = tier
         self._pool = pool
         self._requests = Requests(pool, frames, self._prefetcher)
         self._frames = frames
         self._stream = stream
         self._arena = arena
         self._driver_of = functools.cache(driver_of)
-        self._reader = CacheReader(pool, frames, stream)
+        self._reader = CacheReader(pool, frames, stream, self._straight)
         self._putter = Putter(pool, frames)
         self._removed = 0
         self._closed = False
@@ -354,19 +335,42 @@ class Cache:
             raise NoBuffers("no memory was set aside to be leased: give open_cache 'buffers'")
         return self._arena.lease(size)
 
+    @contextmanager
+    def rechecked(self, buffer: Buffer) -> Iterator[None]:
+        """For the length of the block, have network cards write extents straight into this memory of a GPU, whole pages of
+        which are given to be read into. **Such bytes are not compared with their checksum**: their descriptor and their region's header
+        are read again behind them, which proves only that they were not replaced meanwhile. It is done for extents that this
+        process has compared since their device was last connected; all others are compared as ever, in the DRAM tier.
+
+        The memory must stay until reads into it have ended.
+
+        :raises BadBuffer: it is not memory of a GPU
+        :raises RecheckRefused: no device of the pool is reached over RDMA, or no network card reaches the memory; says why
+        :raises CudaError: there is no driver
+        """
+        self._check_open()
+        memory = writable(buffer, self._driver_of)
+        if not isinstance(memory, GpuMemory):
+            raise BadBuffer(
+                "only memory of a GPU can be read into without being compared: the host's is compared where it is"
+            )
+        with self._straight.into(memory):
+            yield
+
     def statistics(self) -> CacheStatistics:
         """A frozen snapshot."""
-        reads, puts = self._reader.counts, self._putter.counts
+        reads, puts, straight = self._reader.counts, self._putter.counts, self._straight.counts
         return CacheStatistics(
             hits=reads.hits,
             misses=reads.misses,
             failed=reads.failed,
             bytes=reads.bytes,
-            bytes_copied=reads.bytes_copied,
+            bytes_copied=reads.bytes_copied + straight.bytes_compared,
             puts=puts.puts,
             put_bytes=puts.bytes,
             put_bytes_copied=puts.bytes_copied,
             removed=self._removed,
+            bytes_straight=straight.bytes,
             stream=self._stream.statistics(),
             prefetch=self._prefetcher.statistics(),
         )

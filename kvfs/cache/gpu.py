@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from blockdev.memory import page_buffer
-from rdma.cuda import CudaDriver
+from rdma.cuda import CudaDriver, GpuSpan
 
 DriverOf = Callable[[int], CudaDriver]
 """The driver of a GPU, by its number. :raises CudaError:"""
@@ -30,6 +30,11 @@ class GpuMemory:
         self._address = address
         self._owner = owner
         self.nbytes = nbytes
+
+    @property
+    def span(self) -> GpuSpan:
+        """For network cards."""
+        return GpuSpan(self._driver, self._address, self.nbytes)
 
     def __getitem__(self, part: slice) -> GpuMemory:
         start, stop, _ = part.indices(self.nbytes)

@@ -29,6 +29,7 @@ from rdma.stream import Priority, Want
 if TYPE_CHECKING:
     from blockdev.errors import Pending
     from blockdev.pool import Pool
+    from kvfs.cache.straight import Straight
     from kvfs.frames import FrameCache
     from rdma.stream import Batch, Outcome, Stream
 
@@ -42,11 +43,13 @@ class PoolExtent:
 
     :ivar direct: it may be read into the caller's memory
     :ivar gpu: that is a GPU's: what has landed there is not copied for others
+    :ivar straight: it may go there without being compared: what has landed so is not copied for who did not ask for it
     """
 
     slot: SlotRef
     direct: bool
     gpu: bool
+    straight: bool
     record: Descriptor = field(compare=False)
     index: int = field(compare=False)
 
@@ -56,9 +59,10 @@ class PoolSource:
 
     failures = (BlockError, FramesError, CudaError)
 
-    def __init__(self, pool: Pool, frames: FrameCache) -> None:
+    def __init__(self, pool: Pool, frames: FrameCache, straight: Straight) -> None:
         self._pool = pool
         self._frames = frames
+        self._straight = straight
 
     def device_of(self, extent: PoolExtent) -> Hashable:
         return extent.slot.device
@@ -67,6 +71,10 @@ class PoolSource:
         """:raises BlockError, FramesError, CudaError:"""
         if not isinstance(into, GpuMemory) and extent.direct:
             return await self._pool.read_extent(extent.record, extent.index, into, landed)
+        if extent.straight and isinstance(into, GpuMemory):
+            went = await self._straight.read(extent.record, extent.index, into)
+            if went:
+                return into.nbytes
         frame = await self._frames.get(extent.record, extent.index, extent.slot)
         try:
             into[:] = frame.view[: into.nbytes]
@@ -158,7 +166,8 @@ class Arrivals:
         if outcome.pending is not None and outcome.want.extent.direct:  # else it writes into a frame
             job.pending += (outcome.pending,)
         if outcome.error is None:
-            self._reader.counts.bytes_copied += 0 if outcome.want.extent.direct else outcome.length
+            extent = outcome.want.extent
+            self._reader.counts.bytes_copied += 0 if extent.direct or extent.straight else outcome.length
         if not job.left:
             self._ready.append(job)
 
@@ -166,10 +175,13 @@ class Arrivals:
 class CacheReader:
     """Reads objects into callers' memory."""
 
-    def __init__(self, pool: Pool, frames: FrameCache, stream: Stream[PoolExtent]) -> None:
+    def __init__(
+        self, pool: Pool, frames: FrameCache, stream: Stream[PoolExtent], straight: Straight
+    ) -> None:
         self._pool = pool
         self._frames = frames
         self._stream = stream
+        self._straight = straight
         self.counts = ReadCounts()
 
     @asynccontextmanager
@@ -240,7 +252,7 @@ class CacheReader:
         self, record: Descriptor, into: memoryview | GpuMemory
     ) -> list[tuple[PoolExtent, memoryview | GpuMemory]]:
         """:raises BlockError, CudaError:"""
-        step, gpu, missing = self._pool.extent_size, isinstance(into, GpuMemory), []
+        step, missing = self._pool.extent_size, []
         extents = await self._pool.extents(record)
         if not extents:
             into[: record.size] = record.inline
@@ -252,11 +264,19 @@ class CacheReader:
             elif self._copy(extent.ref, part):
                 await trio.lowlevel.checkpoint()  # many copies take long
             else:
-                direct = is_direct(part) and not self._frames.is_loading(extent.ref)
-                if direct and not gpu:
-                    self._frames.passed_by(extent.ref, part.nbytes)
-                missing.append((PoolExtent(extent.ref, direct, gpu, record, index), part))
+                missing.append((self._wanted(record, index, extent.ref, part), part))
         return missing
+
+    def _wanted(
+        self, record: Descriptor, index: int, slot: SlotRef, part: memoryview | GpuMemory
+    ) -> PoolExtent:
+        """An extent that the DRAM tier has not, and how it may come."""
+        gpu, loading = isinstance(part, GpuMemory), self._frames.is_loading(slot)
+        direct = not loading and is_direct(part)
+        straight = not loading and isinstance(part, GpuMemory) and self._straight.takes(part)
+        if direct:
+            self._frames.passed_by(slot, part.nbytes)
+        return PoolExtent(slot, direct, gpu, straight, record, index)
 
     def _copy(self, slot: SlotRef, part: memoryview | GpuMemory) -> bool:
         """Copy an extent if the DRAM tier has it."""

@@ -110,6 +110,7 @@ EXIT_CODES: dict[type[Exception], int] = {
     kvfs.BadBuffer: 114,
     kvfs.BadAttention: 115,
     kvfs.NoNumpy: 116,
+    kvfs.RecheckRefused: 117,
 }
 
 _BY_NAME = {error.__name__: code for error, code in EXIT_CODES.items()}

@@ -258,7 +258,8 @@ def status(state: StateDirectory, name: str, style: Style) -> None:
 
     A device is `live`, `slow` while something is stuck in it, `lost` when it failed or went away, `connecting` when that is
     a namespace whose target the kernel tries to reach, or `missing` since the pool was opened. WAYS are the connections to
-    its target: how many work, of how many. VIA says who moves its bytes: the `kernel`, or kvfs itself over `rdma`. -H, -p and -o apply to the devices.
+    its target: how many work, of how many. VIA says who moves its bytes: the `kernel`, or kvfs itself over `rdma`, which uses one of
+    its ways at a time. -H, -p and -o apply to the devices.
     """
     folder = state.known(name)
     mounts = mounts_of(folder)

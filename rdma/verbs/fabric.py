@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from rdma.cuda import GpuSpan
 from rdma.errors import TransportBroken
 from rdma.nvme_wire import CmRequest
 from rdma.verbs.connection import Device, VerbsConnection, connect
@@ -50,13 +51,13 @@ class VerbsFabric:
             raise
         return await connect(self._library, self._shared, way, request)
 
-    def register(self, view: memoryview) -> Registered:
+    def register(self, memory: memoryview | GpuSpan) -> Registered:
         """Let the target read this memory, and write it unless it is read-only. What lies in memory that is registered
         already shares its registration: the right ends with the last one of those that share it.
 
         :raises LockRefused, MemoryRefused:
         """
-        return self._memory.register(view)
+        return self._memory.register(memory)
 
     def close(self) -> None:
         self._memory.close()

@@ -24,7 +24,7 @@ from rdma.errors import NoVerbs, TransportBroken
 if TYPE_CHECKING:
     from pyverbs.cmid import CMID, AddrInfo, CMEvent, CMEventChannel, ConnParam
     from pyverbs.cq import CQ, CompChannel
-    from pyverbs.mr import MR
+    from pyverbs.mr import MR, DmaBufMR
     from pyverbs.pyverbs_error import PyverbsError, PyverbsRDMAError
     from pyverbs.qp import QP, QPCap, QPInitAttr
     from pyverbs.wr import SGE, RecvWR, SendWR
@@ -59,6 +59,7 @@ class Library(NamedTuple):
     ConnParam: type[ConnParam]
     CompChannel: type[CompChannel]
     CQ: type[CQ]
+    DmaBufMR: type[DmaBufMR]
     MR: type[MR]
     QP: type[QP]
     QPCap: type[QPCap]
@@ -95,7 +96,7 @@ def load(devices: Path = DEVICES) -> Library:
 def _import() -> Library:
     from pyverbs.cmid import CMID, AddrInfo, CMEvent, CMEventChannel, ConnParam
     from pyverbs.cq import CQ, CompChannel
-    from pyverbs.mr import MR
+    from pyverbs.mr import MR, DmaBufMR
     from pyverbs.pyverbs_error import PyverbsError, PyverbsRDMAError
     from pyverbs.qp import QP, QPCap, QPInitAttr
     from pyverbs.wr import SGE, RecvWR, SendWR
@@ -108,6 +109,7 @@ def _import() -> Library:
         ConnParam=ConnParam,
         CompChannel=CompChannel,
         CQ=CQ,
+        DmaBufMR=DmaBufMR,
         MR=MR,
         QP=QP,
         QPCap=QPCap,

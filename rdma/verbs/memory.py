@@ -1,4 +1,4 @@
-"""Memory that a network device may reach: registered once, however many use parts of it at the same time.
+"""Memory that a network device may reach, of the host or of a GPU: registered once, however many use parts of it at the same time.
 
 Registering memory pins its pages and tells the device where they are, which takes longer than reading an extent into it.
 So whoever has an arena registers it as a whole and keeps that; a transfer from or to a part of it then costs nothing.
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from rdma.errors import MemoryRefused
 from rdma.host_memory import address_of, lock_refused
+from rdma.verbs.gpu import register_gpu
 from rdma.verbs.library import Library
 from rdma.verbs.numbers import Access
 
@@ -19,17 +20,24 @@ if TYPE_CHECKING:
     from pyverbs.mr import MR
     from pyverbs.pd import PD
 
+    from rdma.cuda import GpuSpan
+
 _LOCKING = frozenset({errno.ENOMEM, errno.EPERM, errno.EAGAIN})
 
 
 @dataclass(eq=False, slots=True)
 class _Region:
-    """:ivar users: registrations that are not closed yet"""
+    """
+    :ivar start: its address in this process; a GPU's are among them
+    :ivar named: by which a peer names its first byte
+    :ivar users: registrations that are not closed yet
+    """
 
     start: int
     stop: int
     writable: bool
     mr: MR
+    named: int
     users: int = 0
 
 
@@ -61,15 +69,22 @@ class Memory:
         """How many the device knows."""
         return len(self._regions)
 
-    def register(self, view: memoryview) -> Registered:
+    def register(self, memory: memoryview | GpuSpan) -> Registered:
         """:raises LockRefused, MemoryRefused:"""
-        start, stop = address_of(view), address_of(view) + view.nbytes
-        region = self._covering(start, stop, writable=not view.readonly)
+        if isinstance(memory, memoryview):
+            start, writable = address_of(memory), not memory.readonly
+        else:
+            start, writable = memory.address, True
+        region = self._covering(start, start + memory.nbytes, writable=writable)
         if region is None:
-            region = _Region(start, stop, not view.readonly, self._mr(view, start))
+            if isinstance(memory, memoryview):
+                mr, named = self._mr(memory, start), start
+            else:
+                mr, named = register_gpu(self.library, self.domain, memory)
+            region = _Region(start, start + memory.nbytes, writable, mr, named)
             self._regions.append(region)
         region.users += 1
-        return Registered(start, region.mr.rkey, self, region)
+        return Registered(region.named + start - region.start, region.mr.rkey, self, region)
 
     def leave(self, region: _Region) -> None:
         """One user fewer. After `close` it does nothing."""

@@ -83,7 +83,7 @@ class Way:
         while (happened := self.next()) is None:
             await trio.lowlevel.wait_readable(self.descriptor)
         if happened.event is CmEvent.REJECTED:
-            raise _refused(self.portal, happened)
+            raise refused(self.portal, happened)
         if happened.event is not wanted:
             raise TransportBroken(self.describe(happened.event), happened.event)
         return happened.data
@@ -116,7 +116,8 @@ class Way:
                 self._channel.close()
 
 
-def _refused(portal: Portal, happened: Happened) -> TransportRefused:
+def refused(portal: Portal, happened: Happened) -> TransportRefused:
+    """The error that says by whom, and why, a connection was refused."""
     try:
         reason = CmReject.unpack(happened.data)
     except WireError:

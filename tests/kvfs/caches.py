@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
+from pathlib import Path
 
 import trio
 
@@ -14,6 +16,7 @@ from kvfs.cache import Cache, Namespace
 from kvfs.cache.api import Tier
 from kvfs.cache.gpu import DriverOf
 from kvfs.cache.reading import PoolSource
+from kvfs.cache.straight import Keeping, Straight
 from kvfs.frames import FrameCache, open_frames
 from kvfs.prefetcher import Mode, Prefetcher
 from rdma.buffers import Arena as LeaseArena
@@ -34,17 +37,19 @@ async def cache_of(
     namespace: Namespace | None = NAMESPACE,
     driver_of: DriverOf = open_driver,
     bytes_under_way: int = BYTES_UNDER_WAY,
+    keeping: Keeping = lambda _: nullcontext(),
 ) -> AsyncIterator[Cache]:
     """A cache of a pool, as `kvfs.open_cache` makes it."""
+    straight = Straight(pool, keeping)
     async with (
         tiers_of(pool, frames=frames) as tier,
-        open_stream(PoolSource(pool, tier), bytes_under_way=bytes_under_way) as stream,
+        open_stream(PoolSource(pool, tier, straight), bytes_under_way=bytes_under_way) as stream,
         trio.open_nursery() as nursery,
     ):
         arena = LeaseArena(allocate(LEASED), LEASED, EXTENT)
         prefetcher = Prefetcher(tier, Mode.ON, trio.current_time)
         nursery.start_soon(prefetcher.run)
-        yield Cache(pool, Tier(tier, prefetcher), stream, namespace, arena, driver_of)
+        yield Cache(pool, Tier(tier, prefetcher, straight), stream, namespace, arena, driver_of)
         nursery.cancel_scope.cancel()
 
 
@@ -52,6 +57,12 @@ async def cache_of(
 async def tiers_of(pool: Pool, *, frames: int) -> AsyncIterator[FrameCache]:
     async with open_frames(Arena(frames * EXTENT, EXTENT), pool) as tier:
         yield tier
+
+
+def descriptors() -> int:
+    """How many this process has open; what only garbage of earlier tests holds is not counted."""
+    gc.collect()
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def direct(size: int) -> memoryview:

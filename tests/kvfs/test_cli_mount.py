@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import shutil
 import signal
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs import mountpoint
+from kvfs import mountpoint, sync
 from kvfs.cli import background
 from kvfs.cli.exit_codes import USAGE
 from kvfs.cli.mount import embedded_name
@@ -179,11 +180,16 @@ def test_options_of_the_command_line_win_over_the_configuration(kvfs: Kvfs, dire
         "hot",
         path,
     )
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-        text = answer.read().decode()
+    with sync.open_cache("hot", state=kvfs.state.root, memory=16 << 20) as cache:
+        cache.put("/block", b"stored by an engine")
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            text = answer.read().decode()
     assert 'kvfs_frames_frames{pool="hot"} 32.0\n' in text
     assert "# TYPE kvfs_pool_published_total counter\n" in text
     assert "# TYPE kvfs_room_used gauge\n" in text
+    assert re.search(
+        rf'^kvfs_cache_puts_total\{{pool="hot",process="{os.getpid()}-\d+"\}} 1\.0$', text, re.MULTILINE
+    )
 
 
 @pytest.mark.fuse

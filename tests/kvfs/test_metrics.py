@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvfs.config import Address
 from kvfs.errors import ConfigError
 from kvfs.latency import Stopwatch
-from kvfs.metrics import StatisticsCollector, from_trio, serve_metrics
+from kvfs.metrics import CachesCollector, StatisticsCollector, from_trio, serve_metrics
 from kvfs.report import plain
 
 ANYWHERE = Address("127.0.0.1", 0)
@@ -68,6 +68,38 @@ def test_latencies_are_served_as_histograms():
     assert [bucket(bound) for bound in ("5e-05", "0.0005", "0.001", "5", "+Inf")] == [1, 1, 3, 3, 4]
     assert found["kvfs_mount_read_seconds_count[('pool', 'hot')]"] == 4
     assert found["kvfs_mount_read_seconds_sum[('pool', 'hot')]"] == pytest.approx(60.00161)
+
+
+CACHE = {
+    "cache": {"hits": 4, "stream": {"running": 2, "reads": 9}, "name": "none"},
+    "frames": {"idle": 1},
+    "prefetch": {"alone": plain(read_watch().statistics())},
+}
+
+
+def test_caches_are_told_apart_from_the_mount_and_from_each_other():
+    other = {**CACHE, "cache": {"hits": 5, "stream": {"running": 0, "reads": 1}}}
+    caches = CachesCollector(
+        lambda: {"12-0": CACHE, "12-1": other}, {"pool": "hot"}, ("frames.idle", "cache.stream.running")
+    )
+    with serve_metrics(ANYWHERE, COLLECTOR, caches) as port:
+        text = scrape(port)
+    found = samples(text)
+    of = {one: f"[('pool', 'hot'), ('process', '12-{one}')]" for one in range(2)}
+    assert [found[f"kvfs_cache_hits_total{of[one]}"] for one in of] == [4, 5]
+    assert [found[f"kvfs_cache_stream_running{of[one]}"] for one in of] == [2, 0]
+    assert found[f"kvfs_cache_frames_idle{of[0]}"] == 1
+    assert found["kvfs_frames_idle[('pool', 'hot')]"] == 2, "the mount's own"
+    assert found[f"kvfs_cache_prefetch_alone_seconds_count{of[1]}"] == 4
+    assert "# TYPE kvfs_cache_stream_running gauge\n" in text
+    assert "# TYPE kvfs_cache_stream_reads_total counter\n" in text
+    assert (
+        "# HELP kvfs_cache_hits_total cache.hits of the cache's statistics, as 'kvfs stats' shows them\n"
+        in text
+    )
+    names = [family.name for family in text_string_to_metric_families(text)]
+    assert len(names) == len(set(names)), "each metric once, or Prometheus takes none"
+    assert not re.search(r"^kvfs_cache_name", text, re.MULTILINE)
 
 
 def test_an_address_in_use_is_named():

@@ -4,28 +4,38 @@ from __future__ import annotations
 
 import base64
 import mmap
+import resource
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import trio
 
-from blockdev.errors import DeviceClosed, FabricsError, KeyRefused, TargetUnreachable
+from blockdev.errors import DeviceClosed, DeviceError, FabricsError, KeyRefused, TargetUnreachable
 from blockdev.memory import page_buffer
 from blockdev.nvme import NamespaceName, Portal, Transport, parse_namespace
+from blockdev.tasks import background
 from blockdev.testing.nvme import FakeFabric
 from blockdev.types import MIB, DeviceNo
 from kvfs import rdma_device, targets, watch
+from kvfs.assemble import assembled
+from kvfs.config import load_config
 from kvfs.devices import opening
+from kvfs.errors import FramesError
 from kvfs.rdma_device import RdmaDevice, rdma_devices
-from kvfs.report import devices_of
-from rdma.errors import NoVerbs, RdmaError, TransportBroken
+from kvfs.report import devices_of, statistics_of_cache
+from rdma.cuda import GpuSpan
+from rdma.errors import CudaError, NoVerbs, RdmaError, TransportBroken, TransportRefused
+from rdma.host_memory import lock_refused
 from rdma.memory_authentication import Terms
-from rdma.memory_target import MemoryTarget
+from rdma.memory_target import MemoryTarget, Region
 from rdma.nvme_auth import Secret
+from rdma.testing import FakeCuda
 from tests.conftest import ExpectLog
+from tests.kvfs.caches import cache_of, descriptors
 from tests.kvfs.conftest import Kvfs
 from tests.kvfs.fabrics import NQN, SIZE, drives, host_of
 from tests.kvfs.test_watch import contents, ok, put, until, watched
@@ -167,6 +177,68 @@ async def test_what_cannot_be_had_so(network: Network, name: NamespaceName, word
             await devices.open(name)
 
 
+@pytest.mark.parametrize(
+    "refusal, name, error, words",
+    [
+        (NoVerbs("this host has no RDMA device: load the driver"), named(), FabricsError, "no RDMA device"),
+        (
+            TransportRefused("192.0.2.1:4420: no NVMe/RDMA target listens there"),
+            named(),
+            TargetUnreachable,
+            "no NVMe/RDMA target listens there",
+        ),
+        (None, named(namespace="7"), FabricsError, "there is no namespace 7"),
+        (None, named(), KeyRefused, "demands authentication: give the DH-HMAC-CHAP key"),
+        (None, named("?host-key=/none"), KeyRefused, "/none"),
+    ],
+)
+async def test_what_is_refused_leaves_nothing(
+    network: Network,
+    refusal: RdmaError | None,
+    name: NamespaceName,
+    error: type[Exception],
+    words: str,
+) -> None:
+    if error is KeyRefused:
+        network.target.terms = Terms(Secret(bytes(32), None))
+    async with rdma_devices(SETTINGS) as devices:
+        before = descriptors()
+        network.refusal = refusal
+        with pytest.raises(error, match=words) as raised:
+            await devices.open(name)
+        assert "\n" not in str(raised.value)
+        await trio.testing.wait_all_tasks_blocked()
+        assert descriptors() == before
+        assert not network.target.regions
+        assert not any(connection.is_open for connection in network.target.connections)
+
+
+async def test_memory_that_may_not_be_locked_says_the_limit_and_how_to_raise_it(
+    kvfs: Kvfs, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await ok(kvfs, "pool", "create", "hot", f"{URI}?path=rdma", "--extent-size", "2MiB")
+    register = network.target.register
+
+    def of_little(memory: memoryview | GpuSpan) -> Region:
+        if memory.nbytes > MIB:
+            raise lock_refused(memory.nbytes)
+        return register(memory)
+
+    monkeypatch.setattr(network.target, "register", of_little)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64 << 10, 64 << 10))
+    folder = kvfs.state.folder("hot")
+    config = replace(load_config(folder.config), memory=16 * MIB)
+    before = descriptors()
+    with pytest.raises(
+        FramesError, match=r"lock 16384 KiB .*is 64 KiB.*'ulimit -l 16384'.*LimitMEMLOCK.*; or .*path=kernel"
+    ):
+        async with background(), assembled(folder, config, "tried"):
+            pass
+    assert descriptors() == before
+    assert not network.target.regions
+    assert not any(connection.is_open for connection in network.target.connections)
+
+
 async def test_a_target_that_demands_a_key(network: Network, tmp_path: Path) -> None:
     key = bytes(range(32))
     network.target.terms = Terms(Secret(key, None))
@@ -203,6 +275,28 @@ async def test_memory_is_registered_once_with_every_device(network: Network) -> 
         await first.aclose()
 
 
+async def test_memory_of_a_gpu_is_kept_registered_as_the_hosts_is(network: Network) -> None:
+    gpu = FakeCuda()
+    span = GpuSpan(gpu, gpu.allocate(MIB), MIB)
+    async with rdma_devices(SETTINGS) as devices:
+        device = await devices.open(named())
+        with devices.keeping([page_buffer(MIB), span]):
+            assert {region.address for region in network.target.regions.values()} > {span.address}
+            data = page_buffer(MIB)
+            data[:] = b"k" * MIB
+            await device.write_from(0, data)
+            await device.read_into(0, span)
+            assert gpu.memory[span.address] == data
+        assert not network.target.regions
+        gpu.free(span.address)
+        with pytest.raises(CudaError, match="are allocated at"), devices.keeping([page_buffer(MIB), span]):
+            pass
+        assert not network.target.regions
+        with pytest.raises(DeviceError, match="are allocated at"):
+            await device.read_into(0, span)
+        await device.aclose()
+
+
 async def test_a_target_that_cannot_be_reached_is_asked_through_the_kernel(network: Network) -> None:
     network.refusal = NoVerbs("this host has no RDMA device")
     async with opening(SETTINGS) as opener:
@@ -231,19 +325,27 @@ async def test_each_connection_is_tried_over_rdma_first(
     config.write_text(config.read_text().replace("?path=rdma", ""))
     expect_log("is lost:", count=2)
     expect_log(r"device \S+ is back$", count=2)
-    async with watched(kvfs) as pool:
+    async with watched(kvfs) as pool, cache_of(pool) as cache:
 
         def seen() -> list[tuple[str, str]]:
             return [(row["state"], row["via"]) for row in devices_of(pool)]
 
+        def counted() -> tuple[int, int]:
+            figures = statistics_of_cache(pool, cache._frames, cache)["devices"]
+            return figures["rdma"], figures["kernel"]
+
         assert seen() == [("live", "rdma")]
+        assert [(row["ways"], row["nqn"]) for row in devices_of(pool)] == [("1/1", NQN)]
+        assert counted() == (1, 0)
         data = {b"%d" % n: await put(pool, b"%d" % n) for n in range(3)}
         network.refusal = TransportBroken("no answer")
         network.target.kill()
         await until(lambda: seen() == [("live", "kernel")])
+        assert counted() == (0, 1)
         assert await contents(pool) == data
         data[b"new"] = await put(pool, b"new")
         network.refusal, network.target.is_down = None, False
         pool.media.mark_lost(DeviceNo(0))
         await until(lambda: seen() == [("live", "rdma")])
+        assert counted() == (1, 0)
         assert await contents(pool) == data

@@ -54,6 +54,14 @@ def noise(seed: int, size: int = SIZE) -> bytes:
     return Random(seed).randbytes(size)
 
 
+def test_what_only_a_gpu_over_rdma_can_have_is_refused(pool: Kvfs) -> None:
+    with opened(pool) as cache:
+        with pytest.raises(BadBuffer, match="only memory of a GPU"), cache.rechecked(bytearray(SIZE)):
+            pass
+        cache.put(b"still", b"there")
+        assert cache.lookup([b"still"]) == [5]
+
+
 def test_threads_put_and_get_at_once(pool: Kvfs) -> None:
     def work(number: int) -> None:
         key, into = b"%d" % number, bytearray(SIZE)

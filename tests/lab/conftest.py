@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import faulthandler
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,8 +48,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     lab = getattr(item, "funcargs", {}).get("lab")
     if report.failed and lab:
         for guest in lab.guests:
-            lines = guest.console.splitlines()[-CONSOLE_LINES:]
-            report.sections.append((f"console of {guest.name}", "\n".join(lines)))
+            with suppress(OSError):  # the lab has been put away, and what its guests said with it
+                lines = guest.console.splitlines()[-CONSOLE_LINES:]
+                report.sections.append((f"console of {guest.name}", "\n".join(lines)))
     return report
 
 

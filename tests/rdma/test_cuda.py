@@ -20,10 +20,11 @@ INVALID_CONTEXT = 201
 class Library:
     """A libcuda that notes what it is asked, and refuses one function."""
 
-    def __init__(self, refuses: str = "", lacks: str = "") -> None:
+    def __init__(self, refuses: str = "", lacks: str = "", out: int = 0x7F00) -> None:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self._refuses = refuses
         self._lacks = lacks
+        self._out = out
 
     def __getattr__(self, name: str) -> Any:
         if name == self._lacks:
@@ -36,7 +37,7 @@ class Library:
             if name == "cuGetErrorName":
                 out.value = b"CUDA_ERROR_INVALID_CONTEXT"
             elif out is not None:
-                out.value = 0x7F00
+                out.value = self._out
             return INVALID_CONTEXT if name == self._refuses else 0
 
         return function
@@ -56,6 +57,7 @@ def test_every_call_is_made_in_the_context_that_torch_uses() -> None:
     driver.unpin(view)
     driver.free(0x7F00)
     assert driver.export(0x7F00, 64) == 0x7F00
+    driver.share(0x7F00)
     entered, made = library.calls[::2], library.calls[1::2]
     assert {name for name, _ in entered} == {"cuCtxSetCurrent"}
     assert made[1:6] == [
@@ -67,6 +69,23 @@ def test_every_call_is_made_in_the_context_that_torch_uses() -> None:
     ]
     assert made[6][0] == "cuMemGetHandleForAddressRange"
     assert made[6][1][1:] == (0x7F00, 64, 1, 0)
+    assert made[7] == ("cuPointerSetAttribute", (1, 6, 0x7F00))
+
+
+@pytest.mark.parametrize("ordering, flushes", [(0, 2), (99, 2), (100, 0), (200, 0)])
+def test_writes_of_network_cards_are_flushed_where_the_gpu_does_not_see_to_it(
+    ordering: int, flushes: int
+) -> None:
+    library = Library(out=ordering)
+    driver = SystemCuda(library)
+    driver.settle()
+    driver.settle()
+    asked = [name for name, _ in library.calls]
+    assert asked.count("cuDeviceGetAttribute") == 1
+    assert ("cuDeviceGetAttribute", (0, 118, ordering)) in library.calls
+    assert [call for call in library.calls if call[0] == "cuFlushGPUDirectRDMAWrites"] == [
+        ("cuFlushGPUDirectRDMAWrites", (0, 100))
+    ] * flushes
 
 
 def test_a_refusal_has_the_drivers_word_and_number() -> None:

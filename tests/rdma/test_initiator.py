@@ -16,14 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockdev.device import Device
-from blockdev.errors import DeviceGivenUp, DeviceLost
+from blockdev.errors import DeviceClosed, DeviceGivenUp, DeviceLost, DeviceTimeout
 from blockdev.memory import page_buffer
 from blockdev.testing import check_device
 from kvfs.rdma_device import RdmaDevice
 from rdma import nvme_wire as wire
 from rdma.bring_up import Identity, find_namespace, start_controller
+from rdma.cuda import GpuSpan
 from rdma.errors import (
     CommandFailed,
+    CudaError,
     KeyWanted,
     NotSupported,
     TransportBroken,
@@ -37,8 +39,10 @@ from rdma.memory_authentication import Terms
 from rdma.memory_target import MemoryConnection, MemoryTarget, Region
 from rdma.nvme_auth import Secret
 from rdma.nvme_identify import ACTIVE_MAX, Capabilities, pack_uuid, unpack_uuid
+from rdma.nvme_status import INVALID_FIELD, INVALID_OPCODE, Status
 from rdma.session import SessionOptions
 from rdma.steps import Answer, Ask, Steps
+from rdma.testing import FakeCuda
 
 T = TypeVar("T")
 
@@ -219,6 +223,29 @@ async def test_a_target_that_cannot_deallocate_is_not_asked_to() -> None:
         assert asked(target, wire.Io.DATASET_MANAGEMENT) == 0
 
 
+@pytest.mark.parametrize("status", [INVALID_OPCODE, INVALID_FIELD._replace(final=True)])
+async def test_a_namespace_that_refuses_to_deallocate_is_asked_once(status: Status) -> None:
+    target = MemoryTarget(refuses_io={wire.Io.DATASET_MANAGEMENT: status})
+    async with opened(target) as device:
+        data = page_buffer(PAGE)
+        data[:] = b"k" * PAGE
+        await device.write_from(0, data)
+        for _ in range(3):
+            await device.discard(0, PAGE)
+        assert asked(target, wire.Io.DATASET_MANAGEMENT) == 1
+        assert target.media[:PAGE] == data
+
+
+async def test_a_failure_to_deallocate_is_an_error_each_time() -> None:
+    target = MemoryTarget(refuses_io={wire.Io.DATASET_MANAGEMENT: Status(0, 0x06)})
+    async with opened(target) as device:
+        for _ in range(2):
+            with pytest.raises(CommandFailed, match="discard: internal error"):
+                await device.discard(0, PAGE)
+        target.refuses_io.clear()
+        await device.discard(0, PAGE)
+
+
 async def test_an_error_has_the_controllers_words() -> None:
     target = MemoryTarget()
     async with opened(target) as device:
@@ -229,6 +256,81 @@ async def test_an_error_has_the_controllers_words() -> None:
 
 
 # ── what breaks ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def is_write(command: wire.Command) -> bool:
+    return command.opcode == wire.Io.WRITE
+
+
+def filled(byte: bytes) -> memoryview:
+    data = page_buffer(PAGE)
+    data[:] = byte * PAGE
+    return data
+
+
+async def test_a_write_is_under_way_before_anybody_waits_for_it() -> None:
+    target = MemoryTarget(hold=is_write)
+    async with opened(target) as initiator:
+        device = RdmaDevice(initiator)
+        begun = [device.begin_write(number * PAGE, filled(b"%d" % number)) for number in range(4)]
+        for one in begun:
+            assert one is not None
+            await trio.to_thread.run_sync(one.start)
+        await trio.testing.wait_all_tasks_blocked()
+        assert asked(target, wire.Io.WRITE) == 4
+        target.hold = lambda _: False
+        target.release()
+        for one in reversed(begun):
+            assert one is not None
+            await one.land()
+        assert target.media[: 4 * PAGE] == b"".join(b"%d" % number * PAGE for number in range(4))
+
+
+async def test_no_more_writes_are_begun_than_are_of_use() -> None:
+    async with opened(MemoryTarget(size=32 * MIB)) as initiator:
+        device, begun = RdmaDevice(initiator), []
+        while (one := device.begin_write(0, page_buffer(4 * MIB))) is not None:
+            begun.append(one)
+            one.start()
+        assert len(begun) == 4
+        for one in begun:
+            await one.land()
+        large = device.begin_write(0, page_buffer(20 * MIB))
+        assert large is not None, "one that is larger goes alone"
+        assert device.begin_write(0, page_buffer(PAGE)) is None
+        large.start()
+        await large.land()
+        assert device.begin_write(0, page_buffer(0)) is not None
+
+
+async def test_a_write_that_was_begun_ends_with_its_device() -> None:
+    target = MemoryTarget(hold=is_write)
+    async with opened(target) as initiator:
+        device = RdmaDevice(initiator)
+        begun = device.begin_write(0, filled(b"x"))
+        assert begun is not None
+        begun.start()
+        await trio.testing.wait_all_tasks_blocked()
+        await device.aclose()
+        with pytest.raises(DeviceClosed):
+            await begun.land()
+        target.release()
+        assert target.media[:PAGE] == bytes(PAGE)
+
+
+async def test_a_write_that_was_begun_and_is_late_never_comes(autojump_clock: trio.testing.MockClock) -> None:
+    target = MemoryTarget(hold=is_write, is_deaf=True)
+    async with opened(target) as initiator:
+        device, data = RdmaDevice(initiator), filled(b"x")
+        begun = device.begin_write(0, data)
+        assert begun is not None
+        begun.start()
+        with pytest.raises(DeviceTimeout) as raised:
+            await begun.land()
+        assert raised.value.pending is None
+        data[:] = b"!" * PAGE  # somebody else's by now
+        target.release()
+        assert target.media[:PAGE] == bytes(PAGE)
 
 
 async def test_what_is_late_is_aborted_and_its_memory_free(autojump_clock: trio.testing.MockClock) -> None:
@@ -317,8 +419,8 @@ class Way:
             raise TransportBroken("no answer")
         return await self._target.connect(request)
 
-    def register(self, view: memoryview) -> Region:
-        self.regions.append(self._target.register(view))
+    def register(self, memory: memoryview | GpuSpan) -> Region:
+        self.regions.append(self._target.register(memory))
         return self.regions[-1]
 
 
@@ -344,6 +446,22 @@ async def test_a_read_goes_on_over_another_way(autojump_clock: trio.testing.Mock
         await device.read_into(0, into)
         assert device.sessions == 3
     assert not target.regions
+
+
+async def test_a_read_lands_in_memory_of_a_gpu() -> None:
+    target, gpu = MemoryTarget(limit_shift=1), FakeCuda()
+    target.media[:] = bytes(range(256)) * (target.size // 256)
+    address = gpu.allocate(4 * PAGE)
+    async with opened(target) as device:
+        await device.read_into(PAGE, GpuSpan(gpu, address + PAGE, 3 * PAGE))
+        assert gpu.memory[address] == bytes(PAGE) + target.media[PAGE : 4 * PAGE]
+        assert asked(target, wire.Io.READ) == 2
+        assert not target.regions
+        gpu.free(address)
+        with pytest.raises(CudaError, match="are allocated at"):
+            await device.read_into(PAGE, GpuSpan(gpu, address, PAGE))
+        with pytest.raises(ValueError, match="whole blocks"):
+            await device.read_into(PAGE, GpuSpan(gpu, address, 512))
 
 
 async def test_ways_that_are_down_are_passed_over(autojump_clock: trio.testing.MockClock) -> None:

@@ -17,9 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rdma.cuda import GpuSpan
 from rdma.errors import LockRefused, MemoryRefused, NoVerbs, TransportBroken
-from rdma.host_memory import address_of, host_memory
+from rdma.host_memory import PAGE, address_of, host_memory
 from rdma.nvme_wire import CmRequest
+from rdma.testing import FakeCuda
 from rdma.verbs.connection import Slots
 from rdma.verbs.library import Library, load, with_descriptor
 from rdma.verbs.memory import Memory
@@ -204,14 +206,20 @@ class Refused(Exception):
 
 
 class FakeDevice:
-    """Registers memory; as many pieces as `limit`."""
+    """Registers memory; as many pieces as `limit`.
+
+    :ivar exports: the content of the dma-bufs among them, of which the kernel has a reference of its own, by their keys
+    :param dma_bufs: it takes them
+    """
 
     SystemError = Refused
 
-    def __init__(self, limit: int = 10, error_code: int = 12) -> None:
+    def __init__(self, limit: int = 10, error_code: int = 12, *, dma_bufs: bool = True) -> None:
         self.registered: dict[int, tuple[int, int, int]] = {}
+        self.exports: dict[int, bytes] = {}
         self.limit = limit
         self.error_code = error_code
+        self._dma_bufs = dma_bufs
 
     def MR(self, domain: object, length: int, access: int, address: int) -> SimpleNamespace:  # noqa: N802
         if len(self.registered) == self.limit:
@@ -219,6 +227,13 @@ class FakeDevice:
         key = max(self.registered, default=0) + 1
         self.registered[key] = (address, length, access)
         return SimpleNamespace(rkey=key, close=lambda: self.registered.pop(key))
+
+    def DmaBufMR(self, domain: object, length: int, access: int, dmabuf: int) -> SimpleNamespace:  # noqa: N802
+        if not self._dma_bufs:
+            raise Refused(errno.EOPNOTSUPP)
+        made = self.MR(domain, length, access, 0)
+        self.exports[made.rkey] = os.pread(dmabuf, length, 0)
+        return made
 
 
 def memory_of(device: FakeDevice) -> Memory:
@@ -278,3 +293,72 @@ def test_memory_that_the_system_refuses(error_code: int, error: type[Exception],
     with pytest.raises(error, match=words):
         memory.register(host_memory(4096, huge_pages=False))
     assert memory.regions == 0
+
+
+# ── memory of a GPU ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def span_of(gpu: FakeCuda, pages: int = 4) -> GpuSpan:
+    address = gpu.allocate(pages * PAGE)
+    gpu.memory[address][:] = bytes([7]) * (pages * PAGE)
+    return GpuSpan(gpu, address, pages * PAGE)
+
+
+def test_memory_of_a_gpu_is_registered_by_a_dma_buf_that_is_closed_at_once() -> None:
+    gpu, device = FakeCuda(), FakeDevice()
+    memory, span, before = memory_of(device), span_of(gpu), descriptors()
+    whole = memory.register(span)
+    assert device.registered == {whole.key: (0, 4 * PAGE, 7)}
+    assert device.exports == {whole.key: bytes(gpu.memory[span.address])}
+    assert gpu.shared == {span.address}
+    assert whole.address == 0, "peers count from the beginning of the dma-buf"
+    part = memory.register(GpuSpan(gpu, span.address + PAGE + 512, 512))
+    assert (part.key, part.address) == (whole.key, PAGE + 512)
+    assert descriptors() == before
+    whole.close()
+    part.close()
+    assert (memory.regions, device.registered) == (0, {})
+
+
+@pytest.mark.parametrize("exports, dma_bufs", [(False, True), (True, False)])
+def test_what_has_no_dma_bufs_is_registered_as_it_is(*, exports: bool, dma_bufs: bool) -> None:
+    gpu, device = FakeCuda(exports=exports), FakeDevice(dma_bufs=dma_bufs)
+    memory, span, before = memory_of(device), span_of(gpu), descriptors()
+    made = memory.register(span)
+    assert device.registered == {made.key: (span.address, 4 * PAGE, 7)}
+    assert made.address == span.address
+    assert descriptors() == before
+    made.close()
+    assert not device.registered
+
+
+def test_a_gpu_that_cannot_be_reached_by_either_way_says_why() -> None:
+    gpu, device = FakeCuda(exports=False), FakeDevice(0, errno.EFAULT)
+    memory, before = memory_of(device), descriptors()
+    with pytest.raises(
+        MemoryRefused, match=r"neither by a dma-buf \(.*not supported\) nor .*'modprobe nvidia-peermem'"
+    ):
+        memory.register(span_of(gpu))
+    with pytest.raises(MemoryRefused, match=r"neither by a dma-buf \(refused\) nor as they are \(refused\)"):
+        memory.register(span_of(FakeCuda()))
+    assert (memory.regions, descriptors()) == (0, before)
+
+
+def test_memory_of_a_gpu_that_is_not_there_or_not_whole_pages() -> None:
+    gpu, device = FakeCuda(), FakeDevice()
+    memory, span = memory_of(device), span_of(gpu)
+    for bad in (
+        span._replace(address=span.address + 512),
+        span._replace(nbytes=PAGE + 1),
+        span._replace(nbytes=0),
+    ):
+        with pytest.raises(MemoryRefused, match=r"not whole pages of 4096 bytes"):
+            memory.register(bad)
+    gpu.free(span.address)
+    with pytest.raises(MemoryRefused, match=r"cannot be shared .* are allocated at"):
+        memory.register(span)
+    assert (memory.regions, device.registered) == (0, {})
