@@ -139,6 +139,8 @@ class Catalogs:
             beaten = None
             if record is not None and (known is None or _version(known) < _version(record)):
                 beaten = _store(primary, record)
+            if beaten is not None and self.has_moved(beaten.record):
+                beaten = None  # it lives under another name
             if beaten is not None:
                 primary.outdo(beaten.record.ref, beaten.by.stamp)
             yield beaten

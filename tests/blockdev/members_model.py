@@ -117,8 +117,8 @@ class MembersModel:
     stored: dict[Key, set[Seen]] = field(default_factory=dict)
     """Every version that a name ever had."""
     kills: int = 0
-    places: dict[DirectoryId, bytes] = field(default_factory=lambda: {ROOT: b""})
-    """The names of directories."""
+    places: dict[DirectoryId, set[bytes]] = field(default_factory=lambda: {ROOT: {b""}})
+    """The names that directories had."""
     read: Counter[SlotAddress] = field(default_factory=Counter)
     tag: int = 0
     over: bool = False
@@ -210,8 +210,8 @@ class MembersModel:
                 self._may_be_gone(record)
             gone = await evict(object_id, ahead=ahead)
             if record is not None and member is not None and member.dead:
-                key = self._key(record)
-                self._unanswered(member, key, self.stored.get(key, set()))
+                for key in self._keys(record):
+                    self._unanswered(member, key, self.stored.get(key, set()))
             if record is not None and gone:  # it may have been renamed meanwhile
                 self._may_be_gone(record)
             return gone
@@ -220,7 +220,7 @@ class MembersModel:
 
     def _may_be_gone(self, evicted: Descriptor) -> None:
         # What is being renamed has another name already, which its owner may not have seen.
-        keys = {self._key(evicted), *self.names.get(evicted.object_id, ()), *self.busy}
+        keys = {*self._keys(evicted), *self.names.get(evicted.object_id, ()), *self.busy}
         for key in keys:
             self._known(key).add(None)
             self.evictions[key] += 1
@@ -258,7 +258,7 @@ class MembersModel:
     async def _worker(self, member: Member) -> None:
         work: list[Callable[[Pool, Member], Awaitable[None]]] = [
             self.put, self.put, self.put, self.get, self.get, self.rename, self.remove, self.update,
-            self.directory,
+            self.directory, self.move_directory,
         ]  # fmt: skip
         while not self.over:
             await trio.sleep(self.rng.random() * 0.1)
@@ -267,14 +267,16 @@ class MembersModel:
                 await self.rng.choice(work)(member.pool, member)
 
     def _take(self) -> Key | None:
-        key = self.rng.choice(KEYS)
+        return self._take_one(self.rng.choice(KEYS))
+
+    def _take_one(self, key: Key) -> Key | None:
         if key in self.busy:
             return None
         self.busy.add(key)
         return key
 
-    def _key(self, record: Descriptor) -> Key:
-        return self.places[record.directory], record.name
+    def _keys(self, record: Descriptor) -> set[Key]:
+        return {(place, record.name) for place in self.places[record.directory]}
 
     def _found(self, pool: Pool, key: Key) -> Descriptor | None:
         directory = self._directory(pool, key[0])
@@ -284,7 +286,7 @@ class MembersModel:
         record = pool.lookup(ROOT, name) if name else None
         directory = ROOT if not name else DirectoryId(record.object_id) if record is not None else None
         if directory is not None:
-            self.places[directory] = name
+            self.places.setdefault(directory, set()).add(name)
         return directory
 
     async def _made(self, pool: Pool, name: bytes) -> DirectoryId:
@@ -298,10 +300,13 @@ class MembersModel:
     async def _done(self, key: Key, versions: set[Seen], evictions: int, kills: int) -> None:
         """An operation succeeded; what it left counts for all once they had time to see it, and nobody was killed."""
         await trio.sleep(SEEN_BY_ALL)
+        self._settle(key, versions, evictions, kills)
+        self.busy.discard(key)
+
+    def _settle(self, key: Key, versions: set[Seen], evictions: int, kills: int) -> None:
         if self.kills == kills:
             gone = {None} if self.evictions[key] != evictions else set()
             self.may[key] = versions | gone | self.unanswered.get(key, set())
-        self.busy.discard(key)
 
     def _unanswered(self, member: Member, key: Key, versions: set[Seen]) -> None:
         if member.dead:
@@ -442,29 +447,73 @@ class MembersModel:
 
     async def directory(self, pool: Pool, member: Member) -> None:
         """Directories come and go; what is put into one while it goes may be lost."""
-        name = self.rng.choice(DIRECTORIES)
-        record = pool.lookup(ROOT, name)
-        if record is None:
-            await self._made(pool, name)
-        elif self.rng.random() < 0.3:
-            self._may_vanish(name)
-            try:
-                await pool.remove(record)
-            except BaseException:
-                for key in KEYS:
-                    if key[0] == name:
-                        self._unanswered(member, key, {None})
-                raise
-            finally:
-                self._may_vanish(name)
+        key = self._take_one((b"", self.rng.choice(DIRECTORIES)))
+        if key is None:
+            return
+        record = pool.lookup(ROOT, key[1])
+        try:
+            if record is None:
+                await self._made(pool, key[1])
+                await trio.sleep(SEEN_BY_ALL)
+            elif self.rng.random() < 0.3:
+                await self._remove_directory(pool, member, record)
+        finally:
+            self.busy.discard(key)
+
+    async def _remove_directory(self, pool: Pool, member: Member, record: Descriptor) -> None:
+        self._may_vanish(record.name)
+        try:
+            await pool.remove(record)
+        except BaseException:
+            for key in _inside(record.name):
+                self._unanswered(member, key, {None})
+            raise
+        finally:
+            self._may_vanish(record.name)
+        await trio.sleep(SEEN_BY_ALL)
+        self._may_vanish(record.name)
+
+    async def move_directory(self, pool: Pool, member: Member) -> None:
+        """Give a directory the name of the other one, which is empty or not there, while nobody is in either."""
+        source, target = self.rng.sample(DIRECTORIES, 2)
+        keys = [(b"", source), (b"", target), *_inside(source), *_inside(target)]
+        if self.rng.random() < 0.7 or not self.busy.isdisjoint(keys):
+            return
+        self.busy.update(keys)
+        try:
+            record = pool.lookup(ROOT, source)
+            if record is not None:
+                await self._move_directory(pool, member, record, target)
+        finally:
+            self.busy.difference_update(keys)
+
+    async def _move_directory(self, pool: Pool, member: Member, record: Descriptor, target: bytes) -> None:
+        self.places.setdefault(DirectoryId(record.object_id), set()).add(target)
+        moving = {(target, key[1]): set(self._known(key)) for key in _inside(record.name)}
+        for key, versions in moving.items():
+            self._known(key).update(versions)
+            self.stored.setdefault(key, set()).update(versions)
+        evictions, kills = Counter(self.evictions), self.kills
+        self._may_vanish(record.name)
+        try:
+            await pool.rename(record, ROOT, target)
             await trio.sleep(SEEN_BY_ALL)
-            self._may_vanish(name)
+        except (
+            BaseException
+        ):  # killed, perhaps: what others put into the one that gives way goes with it, later
+            for key, versions in moving.items():
+                self._unanswered(member, key, versions | {None})
+                self._unanswered(member, (record.name, key[1]), {None})
+            raise
+        for key, versions in moving.items():
+            self._settle(key, versions, evictions[key], kills)
+        for key in _inside(record.name):
+            self._settle(key, {None}, 0, kills)
 
     def _may_vanish(self, directory: bytes) -> None:
-        for key in KEYS:
-            if key[0] == directory:
-                self._known(key).add(None)
-                self.evictions[key] += 1
+        for key in _inside(directory):
+            self._known(key).add(None)
+            self.evictions[key] += 1
 
     # ── checks ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -495,3 +544,7 @@ class MembersModel:
             after = {key: await self._check(opened.pool, key) for key in KEYS}
         if before != after:
             raise Failure(f"seed {self.seed}: {before} before, {after} after a rebuild")
+
+
+def _inside(directory: bytes) -> list[Key]:
+    return [key for key in KEYS if key[0] == directory]
