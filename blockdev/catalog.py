@@ -217,6 +217,12 @@ class Catalog:
             return not self._ignored and not (self._folder / "session.json").exists()
         return self._opened.is_current
 
+    def is_replaced(self) -> bool:
+        """Whether the writer, or another one after it, has made the catalogue anew, and completely. Until then, what was
+        opened for reading shows what there was.
+        """
+        return not self.is_current() and (self._opened is None or (self._folder / "session.json").exists())
+
     # ── objects ──────────────────────────────────────────────────────────────────────────────────────────
 
     def get(self, directory: DirectoryId, name: bytes) -> Descriptor | None:

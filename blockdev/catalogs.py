@@ -118,7 +118,7 @@ class Catalogs:
         if not wanted and not self.others:
             return
         for seat in [*self.others]:
-            if seat not in wanted or not self.others[seat].is_current():
+            if seat not in wanted or self.others[seat].is_replaced():
                 self.close_other(seat)
         for seat in wanted - self.others.keys():
             self.read_other(seat)

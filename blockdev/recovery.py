@@ -264,7 +264,7 @@ class Recovery:
         waiting = [ROOT]
         while waiting:
             inside = children.pop(waiting.pop(), ())
-            waiting += [DirectoryId(r.object_id) for r in inside if r.kind is Kind.DIRECTORY]
+            waiting += [DirectoryId(r.object_id) for r in inside if stamps.is_directory(r)]
         orphans = [record for group in children.values() for record in group]
         for record in orphans:
             self._catalog.forget(record)

@@ -15,11 +15,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from unittest.mock import patch
 
 import trio
 from xxhash import xxh3_64_intdigest
 
-from blockdev.catalog import Trust
+from blockdev.catalog import Catalog, Trust
 from blockdev.errors import BlockError, ChecksumError, Exists, IsDirectory, Missing, NoSpace, NotEmpty, Raced
 from blockdev.memory import padded, page_buffer
 from blockdev.pool import Pool
@@ -119,6 +120,9 @@ class MembersModel:
     kills: int = 0
     places: dict[DirectoryId, set[bytes]] = field(default_factory=lambda: {ROOT: {b""}})
     """The names that directories had."""
+    blank: set[Path] = field(default_factory=set)
+    """Catalogues that are being built again. What they will say is missing meanwhile: for others in other processes, which go
+    on reading what they were, less is than here."""
     read: Counter[SlotAddress] = field(default_factory=Counter)
     tag: int = 0
     over: bool = False
@@ -129,6 +133,27 @@ class MembersModel:
     # ── a run ────────────────────────────────────────────────────────────────────────────────────────────
 
     async def run(self, events: int) -> None:
+        with (
+            patch.object(Catalog, "clear", self._blanking(Catalog.clear)),
+            patch.object(Catalog, "begin_session", self._filled(Catalog.begin_session)),
+        ):
+            await self._run(events)
+
+    def _blanking(self, clear: Callable[[Catalog], None]) -> Callable[[Catalog], None]:
+        def watched(catalog: Catalog) -> None:
+            self.blank.add(catalog._folder)
+            clear(catalog)
+
+        return watched
+
+    def _filled(self, begin: Callable[..., None]) -> Callable[..., None]:
+        def watched(catalog: Catalog, *arguments: object) -> None:
+            begin(catalog, *arguments)
+            self.blank.discard(catalog._folder)
+
+        return watched
+
+    async def _run(self, events: int) -> None:
         self.host = await host(self.folder, devices=2, regions=7, seed=self.seed)
         if self.rng.random() < 0.3:
             for device in self.host.devices:
@@ -367,7 +392,7 @@ class MembersModel:
     async def _check(self, pool: Pool, key: Key) -> Seen:
         record = self._found(pool, key)
         if record is None:
-            return self._allow(key, None)
+            return None if self.blank else self._allow(key, None)
         pool.pin(record)
         slots = [extent.address for extent in await pool.extents(record) if not extent.is_hole]
         self.read.update(slots)
@@ -461,6 +486,18 @@ class MembersModel:
             self.busy.discard(key)
 
     async def _remove_directory(self, pool: Pool, member: Member, record: Descriptor) -> None:
+        places = self.places.get(DirectoryId(record.object_id), {record.name})
+        # Its name may give one that has moved its identity again: what is still being put into it goes there, then.
+        keys = {key for place in places for key in _inside(place)} if len(places) > 1 else set()
+        if not self.busy.isdisjoint(keys):
+            return
+        self.busy.update(keys)
+        try:
+            await self._remove_empty(pool, member, record)
+        finally:
+            self.busy.difference_update(keys)
+
+    async def _remove_empty(self, pool: Pool, member: Member, record: Descriptor) -> None:
         self._may_vanish(record.name)
         try:
             await pool.remove(record)

@@ -225,6 +225,26 @@ async def test_a_directory_made_twice_is_moved_and_removed_as_one(
     assert listed(there, ROOT) == listed(here, ROOT) == [b"d"]
 
 
+async def test_what_is_in_a_directory_that_another_member_moved_outlives_both(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """Its maker ends before it has seen that, and the catalogues are lost."""
+    made = await host(tmp_path)
+    async with made.pool() as one, made.pool() as two:
+        record = await one.make_directory(ROOT, b"d", 0o755, 0, 0)
+        inside = DirectoryId(record.object_id)
+        deeper = await one.make_directory(inside, b"deeper", 0o755, 0, 0)
+        await put(one, b"x", 300 * KIB, directory=DirectoryId(deeper.object_id))
+        await trio.sleep(SOON)
+        await two.rename(record, ROOT, b"e")
+    made.forget()
+    for _ in range(2):
+        async with made.pool() as pool:
+            assert listed(pool, ROOT) == [b"e"]
+            assert await seen(pool, b"x", DirectoryId(deeper.object_id)) == pattern(300 * KIB, b"x")
+            await trio.sleep(5)
+
+
 @pytest.mark.parametrize("rebuilt", [False, True])
 async def test_a_directory_made_twice_outlives_its_makers(
     tmp_path: Path, autojump_clock: MockClock, rebuilt: bool
