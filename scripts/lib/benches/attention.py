@@ -41,6 +41,7 @@ CHOOSERS: dict[str, Chooser] = {
     ORACLE: choices.oracle,
     OURS: choices.sketched,
     "by sketches that rank a third of the blocks": partial(choices.sketched, hot=13, found=8),
+    "by sketches that ask the keys themselves": partial(choices.sketched, exact=True),
     "oracle, one choice for a layer": choices.oracle_together,
     "by sketches, one choice for a layer": choices.sketched_together,
     "by one mean": choices.one_mean,
