@@ -187,6 +187,40 @@ def test_a_pool_of_ours_keeps_what_comes_back_and_not_what_does_not() -> None:
     assert one.hits["lru"] + 0.05 < one.hits["ours"] <= one.hits[BEST]
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name != BEST])
+def test_another_future_changes_nothing_before_it(name: str) -> None:
+    """Conversations that grow and come back; from some moment on, nothing but what nobody has ever asked for."""
+    rng = Random(3)
+    chains = [
+        [who * 1000 + n for n in range(4 + turn)] for turn in range(12) for who in rng.sample(range(20), 20)
+    ]
+    cache = POLICIES[name](100)
+    whole = [cache(use) for use in requests(*chains).each]
+    assert sum(whole) > 0
+    for cut in (50, 120, 200):
+        cache = POLICIES[name](100)
+        other = [[10**6 + n * 100 + i for i in range(30)] for n in range(40)]
+        assert [cache(use) for use in requests(*chains[:cut], *other).each][:cut] == whole[:cut]
+
+
+@pytest.mark.parametrize("name", ["ours", "ours_ahead", FOR_REQUESTS])
+def test_a_scan_of_ten_times_the_room_takes_little_from_others(name: str) -> None:
+    """Twenty conversations come back every minute, for two hours; once, a thousand that never do pass by."""
+    steady = [
+        Asked(minute * 60.0 + who, None, tuple(who * 1000 + n for n in range(10)))
+        for minute in range(120)
+        for who in range(20)
+    ]
+    scan = [Asked(3600.0 + n * 0.05, None, (10**6 + n * 10, 10**6 + n * 10 + 1)) for n in range(1000)]
+    mixed = sorted(steady + scan, key=lambda one: one.time)
+    served = []
+    for asked in (steady, mixed):
+        cache = POLICIES[name](200)
+        hits = [cache(use) for use in uses_of(Requests(asked)).each]
+        served.append(sum(hit for hit, one in zip(hits, asked, strict=True) if one.chain[0] < 10**6))
+    assert served[0] - served[1] < 0.02 * sum(len(one.chain) for one in steady)
+
+
 def test_who_is_told_hears_of_each_cache() -> None:
     heard: list[tuple[int, int]] = []
     ratios(requests([1]), (0.1, 1.0), ["lru", BEST], lambda done, total: heard.append((done, total)))
