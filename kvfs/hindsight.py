@@ -43,6 +43,11 @@ class Ratios:
     size: int
     hits: dict[str, float]
 
+    @property
+    def percent(self) -> str:
+        """The share, for people."""
+        return f"{100 * self.share:.3g}%"
+
 
 def _one_by_one(cache: Baseline) -> Cache:
     def use(use: Use) -> int:

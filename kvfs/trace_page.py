@@ -140,11 +140,11 @@ def _sizes(uses: Uses) -> list[str]:
 
 def _hits(uses: Uses, shares: Sequence[float], names: Sequence[str], told: Callable[[int, int], None]) -> str:
     found = ratios(uses, shares, names, told)
-    labels = [f"{one.share:.0%}" for one in found]
+    labels = [one.percent for one in found]
     plot = lines(labels, [Series(name, [one.hits[name] for one in found]) for name in names], top=1.0)
     rows = [
         (
-            f"{one.share:.0%}",
+            one.percent,
             format_size(one.size) if uses.unit == "bytes" else f"{one.size:,} blocks",
             *(f"{one.hits[name]:.3f}" for name in names),
         )

@@ -219,10 +219,7 @@ def _judge(trace: Trace | Requests, policies: Sequence[str], shares: Sequence[fl
         return
     rows: list[Row] = []
     for one in found:
-        row: Row = {
-            "share": f"{one.share:.0%}" if one.share >= 0.01 else f"{one.share:.2%}",
-            "size": one.size,
-        }
+        row: Row = {"share": one.percent, "size": one.size}
         rows.append(row | {name: f"{one.hits[name]:.3f}" if name in one.hits else None for name in NAMES})
     size = Column("size", Unit.BYTES if uses.unit == "bytes" else Unit.COUNT)
     judged = NAMES if style.columns else policies

@@ -63,7 +63,7 @@ def test_one_may_choose(kvfs: Kvfs, tmp_path: Path) -> None:
     assert shown.err.startswith("kvfs: chains: ")
     rows = shown.out.splitlines()
     assert rows[0].split() == ["SHARE", "SIZE", "OURS", "BELADY"]
-    assert [line.split()[0] for line in rows[1:]] == ["0.50%", "25%"]
+    assert [line.split()[0] for line in rows[1:]] == ["0.5%", "25%"]
     absent = kvfs("trace", "replay", recorded(tmp_path), "-H", "-o", FOR_REQUESTS).out.split()
     assert set(absent) == {"-"}
 
