@@ -100,7 +100,8 @@ class Engine:
 
     def first_turn(self) -> list[Read]:
         """Read everything, and tell what attention read of it."""
-        self._cache.begin("first", self._model.keys(0), block=TOKENS)
+        keys, *others = self._keys()
+        self._cache.begin("first", keys, block=TOKENS, groups=others)
         reads = []
         for group, (_, read) in enumerate(self._turn("first")):
             self._cache.attend("first", group, mass=read.mass, tokens=TOKENS)
@@ -110,14 +111,19 @@ class Engine:
 
     def second_turn(self, budget: float) -> list[tuple[list[int], Read]]:
         """Read a part: for each group, which blocks, and what it came to."""
-        self._cache.begin("second", self._model.keys(0), block=TOKENS, mode="sparse", budget=budget)
+        keys, *others = self._keys()
+        self._cache.begin("second", keys, block=TOKENS, mode="sparse", budget=budget, groups=others)
         turn = self._turn("second")
         self._cache.end("second", "end_turn")
         return turn
 
+    def _keys(self) -> list[list[bytes]]:
+        """Of each layer group, its blocks."""
+        return [self._model.keys(group) for group in range(GROUPS)]
+
     def _turn(self, request: str) -> list[tuple[list[int], Read]]:
         self._memory[:] = np.nan  # whoever reads what was not loaded shall see it
-        pairs = [[*zip(self._model.keys(group), self._memory[group], strict=True)] for group in range(GROUPS)]
+        pairs = [[*zip(keys, self._memory[at], strict=True)] for at, keys in enumerate(self._keys())]
         turn = []
         with self._cache.layers(pairs, request=request) as coming:
             for group in range(GROUPS):

@@ -7,7 +7,7 @@
     │   ├── PoolExists         a pool of that name is there already
     │   └── MissingDevice      a device named on the command line, or none of a pool's devices, is there
     ├── NoObject               the path names nothing in the pool
-    ├── BadTrace               a file is no recorded trace
+    ├── BadTrace               a file is no trace
     ├── MountError             the mount could not be made or removed
     │   ├── MountPointMissing
     │   ├── MountPointUnusable not a directory, or not empty
@@ -83,7 +83,7 @@ class NoObject(KvfsError):
 
 
 class BadTrace(KvfsError):
-    """A file is no recorded trace, or one of a newer version."""
+    """A file is neither a recorded trace nor one of requests in a known schema, or it is of a newer version."""
 
 
 class MountError(KvfsError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import lru_cache
 from typing import NamedTuple
 
 from xxhash import xxh3_128_digest
@@ -10,10 +11,13 @@ from xxhash import xxh3_128_digest
 from kvfs.names import block_of
 
 _WRITERS_REMEMBERED = 1024
+_NAMES_REMEMBERED = 1 << 12
+"""Whose block is known without parsing them again: each is asked about when it is foretold, looked up, and opened."""
 NONE = bytes(16)
 """The predecessor of what has none."""
 
 
+@lru_cache(_NAMES_REMEMBERED)
 def block_id(name: bytes) -> bytes:
     """128-bit hash of the block that a file of this name is a part of."""
     return xxh3_128_digest(block_of(name))

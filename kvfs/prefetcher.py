@@ -31,7 +31,7 @@ from kvfs.prefetch.pace import Pace
 from kvfs.prefetch.planner import Planner, Source, Want
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable
+    from collections.abc import Callable, Collection, Hashable, Iterable
 
     from blockdev.types import Descriptor, SlotRef
     from kvfs.frame_table import Landed, Watcher
@@ -201,6 +201,13 @@ class Prefetcher:
         return all(extent.is_hole or self._frames.holds(extent.ref) for extent in record.extents)
 
     # ── what is expected ─────────────────────────────────────────────────────────────────────────────────
+
+    def expected(self, block: Hashable) -> Collection[Descriptor]:
+        """The objects of a block of which something is expected or under way."""
+        slots = self._slots.get(block)
+        if slots is None:
+            return ()
+        return {id(record): record for record in (self._extents[slot].record for slot in slots)}.values()
 
     @harmless
     def want(

@@ -72,6 +72,9 @@ class BlockingCache:
     def attend(self, request: Hashable, group: int, **said: Any) -> None:  # noqa: ANN401 - of Cache.attend
         self._call(lambda: self._cache.attend(request, group, **said))
 
+    def choose(self, request: Hashable, group: int) -> list[int]:
+        return self._call(self._cache.choose, request, group)
+
     def end(self, request: Hashable, stop_reason: str = "") -> None:
         self._call(self._cache.end, request, stop_reason)
 

@@ -9,13 +9,17 @@ import json
 import lzma
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from kvfs.errors import BadTrace
+from kvfs.request_traces import is_request, requests_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
+
+    from kvfs.request_traces import Asked
 
 VERSION = 1
 """Of the format; other fields and events may be added without another number."""
@@ -63,6 +67,7 @@ class Event:
     :ivar block: a hash of what engines name after one hash
     :ivar reader: a hash of the thread, or empty
     :ivar size: bytes; 0 where that is not known
+    :ivar known: of a look-up: there is such a file
     :ivar hit: of an open: all of it was in memory
     :ivar before: of a publication: the block that its writer had published before, or empty
     """
@@ -75,6 +80,7 @@ class Event:
     size: int = 0
     hit: bool = False
     before: str = ""
+    known: bool = False
 
 
 class Trace(NamedTuple):
@@ -89,43 +95,72 @@ class Trace(NamedTuple):
     whole: bool
 
 
-def read_trace(path: Path) -> Trace:
-    """Read a recorded trace, up to where it was cut off, if it was.
+class Requests(NamedTuple):
+    """What a file of requests to engines holds, in the order in which they came."""
+
+    asked: list[Asked]
+
+
+def read_trace(path: Path) -> Trace | Requests:
+    """Read a recorded trace, up to where it was cut off, if it was; or requests, in one of the schemas of `request_traces`.
 
     :raises OSError: it cannot be read
-    :raises BadTrace: it is none, or of a newer version
+    :raises BadTrace: it is neither, or of a newer version
     """
+    try:
+        with lzma.open(path, "rb") if path.suffix == ".xz" else path.open("rb") as file:
+            first = _first_line(file)
+            record = _parsed(first)
+            if is_request(record):
+                return Requests(requests_of(path, chain([first], file)))
+            _check_first(path, record)
+            return _recorded(path, _whole_lines(file))
+    except lzma.LZMAError as error:
+        raise BadTrace(f"{path}: damaged, or not compressed as its name says ({error})") from error
+
+
+def _recorded(path: Path, lines: Iterator[bytes]) -> Trace:
     events: list[Event] = []
     lost, whole, number = 0, False, 1
     try:
-        with lzma.open(path, "rb") if path.suffix == ".xz" else path.open("rb") as file:
-            lines = _whole_lines(file)
-            _check_first(path, next(lines, None))
-            for number, line in enumerate(lines, start=2):  # noqa: B007 - for the message
-                record = json.loads(line)
-                lost += record["lost"] if record["event"] == "gap" else 0
-                whole = record["event"] == "end"
-                if "name" in record:
-                    events.append(_event(record))
-    except lzma.LZMAError as error:
-        raise BadTrace(f"{path}: damaged, or not compressed as its name says ({error})") from error
+        for number, line in enumerate(lines, start=2):  # noqa: B007 - for the message
+            record = json.loads(line)
+            lost += record["lost"] if record["event"] == "gap" else 0
+            whole = record["event"] == "end"
+            if "name" in record:
+                events.append(_event(record))
     except (ValueError, KeyError, TypeError) as error:
         raise BadTrace(f"{path}: line {number} is no event of a trace ({error!r})") from error
     return Trace(events, lost, whole)
 
 
-def _whole_lines(file: IO[bytes]) -> Iterator[bytes]:
+def _first_line(file: IO[bytes]) -> bytes:
     with suppress(EOFError):  # whoever wrote it was killed
+        return file.readline()
+    return b""
+
+
+def _whole_lines(file: IO[bytes]) -> Iterator[bytes]:
+    with suppress(EOFError):  # as above
         for line in file:
             if line.endswith(b"\n"):
                 yield line
 
 
-def _check_first(path: Path, line: bytes | None) -> None:
+def _parsed(line: bytes) -> object:
     try:
-        version = json.loads(line or b"")["kvfs_trace"]
-    except (ValueError, KeyError, TypeError):
-        raise BadTrace(f"{path}: not a trace: 'kvfs trace record' makes them") from None
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def _check_first(path: Path, record: object) -> None:
+    version = record.get("kvfs_trace") if isinstance(record, dict) else None
+    if version is None:
+        raise BadTrace(
+            f"{path}: not a trace: give one that 'kvfs trace record' made, or requests in Mooncake's or Bailian's schema "
+            "(timestamp, hash_ids) or as sessions of agents (reqs)"
+        )
     if version != VERSION:
         raise BadTrace(f"{path}: a trace of version {version}, and this kvfs reads version {VERSION}")
 
@@ -140,4 +175,5 @@ def _event(record: dict[str, Any]) -> Event:
         record.get("size") or 0,
         bool(record.get("hit")),
         record.get("before") or "",
+        bool(record.get("known")),
     )

@@ -121,7 +121,7 @@ class Cache:
 
     # ── what will be wanted ──────────────────────────────────────────────────────────────────────────────
 
-    def begin(
+    def begin(  # noqa: PLR0913 - as `attend`
         self,
         request: Hashable,
         keys: Iterable[Key],
@@ -130,6 +130,7 @@ class Cache:
         mode: Mode = "dense",
         budget: float | None = None,
         block: int = BLOCK,
+        groups: Iterable[Iterable[Key]] = (),
     ) -> int:
         """Say that a request has arrived which will read these blocks, a chain from its root on. What is there of its
         beginning is brought into the DRAM tier, in this order, as far as that has room, and kept there for 10 s at least
@@ -138,20 +139,22 @@ class Cache:
         In sparse mode, which is **lossy**, only a choice of them is brought and read by `layers`: the engine's attention must
         leave out the rest, and what it answers differs from what it would have answered.
 
-        :param request: names it for `attend`, `layers` and `end`
-        :param keys: where each layer group has objects of its own, those of group 0
+        :param request: names it for `attend`, `choose`, `layers` and `end`
+        :param keys: of its blocks; where each layer group has objects of its own, those of group 0
         :param deadline: when that is no longer worth beginning, by trio's clock
         :param mode: `dense`: all is read; what `attend` is told decides on the order in a layer. `sparse`: see above
         :param budget: in sparse mode, the share of blocks of each layer to read, above 0, at most 1; the first 64 tokens and the
             last 128 are read in any case
         :param block: tokens of a block
-        :returns: how many blocks are there
-        :raises BadKey: a request of that name has begun already
+        :param groups: the keys of the same blocks in layer group 1, 2 and so on; these are brought behind those before
+        :returns: how many blocks are there, in all groups that were named
+        :raises BadKey: a request of that name has begun already, or a group has not as many blocks as group 0
         :raises BadAttention: the mode, the budget or the block cannot be
         :raises NoNumpy: sparse mode needs it
         """
         reading = Reading(mode, budget, block)
-        return self._requests.begin(request, [self._place(key) for key in keys], deadline, reading)
+        places = [[self._place(key) for key in each] for each in (keys, *groups)]
+        return self._requests.begin(request, places, deadline, reading)
 
     def attend(  # noqa: PLR0913 - an engine says what it has
         self,
@@ -169,7 +172,7 @@ class Cache:
 
         A request takes 29 bytes a block and layer group, with keys 34 a head and token more, and 9 a channel and block.
 
-        :param group: of layers, 0 to 1023: the position in what is given to `layers`
+        :param group: of layers, 0 to 1023: the position in `keys` and `groups` of `begin`, and in what is given to `layers`
         :param mass: `(n,)`, the share of each block in what was read: the mean over queries, heads and layers of the group;
             none below 0, at most 1 together
         :param blocks: `(n,)`, which blocks these are by their position in the context, each once; by default the first `n`.
@@ -186,6 +189,16 @@ class Cache:
         self._check_open()
         said = Observation(mass, blocks, queries, keys, tokens)
         self._requests.attend(request, group, said)
+
+    def choose(self, request: Hashable, group: int) -> list[int]:
+        """Which blocks of a layer group to read by what is known now, the most wanted first, by their positions: for engines that
+        load in their own way. Of all blocks that `begin` named; in sparse mode, as many as the budget says.
+
+        :param group: as in `attend`
+        :raises BadKey: the request has not begun, or has ended
+        """
+        self._check_open()
+        return self._requests.choose(request, group)
 
     def end(self, request: Hashable, stop_reason: str = "") -> None:
         """Say that a request is over: nothing more is brought for it. What stays in the DRAM tier is what is likely to

@@ -67,11 +67,12 @@ class Reading:
 @dataclass(slots=True)
 class _Running:
     """
+    :ivar places: of each layer group, its blocks
     :ivar context: what is known of its attention, if anything is or must be
     """
 
     kept: Request
-    places: list[Place]
+    places: list[list[Place]]
     reading: Reading
     context: Context | None
 
@@ -93,24 +94,36 @@ class Requests:
         self._contexts: Contexts | None = None
         """There once somebody speaks of attention: who does not needs no numpy."""
 
-    def begin(self, request: Hashable, places: Sequence[Place], deadline: float, reading: Reading) -> int:
-        """Fetch what is there of the beginning of a chain, and will be read; returns how many blocks are there.
+    def begin(
+        self, request: Hashable, groups: Sequence[Sequence[Place]], deadline: float, reading: Reading
+    ) -> int:
+        """Fetch what is there of the beginning of a chain, and will be read, group after group; returns how many blocks are there
+        in all groups.
 
-        :raises BadKey: the request has begun already
+        :param groups: for each layer group, the same blocks
+        :raises BadKey: the request has begun already, or a group has more blocks than another
         :raises NoNumpy: it is to be read in sparse mode
         """
         if request in self._running:
             raise BadKey(f"request {request!r} has begun already: end it first")
+        if len({len(places) for places in groups}) > 1:
+            raise BadKey(
+                f"groups of {', '.join(str(len(places)) for places in groups)} blocks: each needs a key for every block"
+            )
         if reading.is_sparse:
             self._need_contexts()
-        context = None if self._contexts is None else self._contexts.begin(places, reading.block)
-        records = self._there(places)
-        wanted = _chosen(context, reading, 0, len(records)) if reading.is_sparse else range(len(records))
-        for number in wanted:
-            self._prefetcher.want(places[number], [records[number]], Source.ARRIVED, 1.0, deadline)
-        kept = self._keeper.begin(places, trio.current_time())
-        self._running[request] = _Running(kept, [*places], reading, context)
-        return len(records)
+        context = None if self._contexts is None else self._contexts.begin(groups[0], reading.block)
+        rows = self._there([*zip(*groups, strict=True)])
+        for group, places in enumerate(groups):
+            chosen = _chosen(context, reading, group, len(rows)) if reading.is_sparse else range(len(rows))
+            for number in chosen:
+                record = rows[number][group]
+                self._prefetcher.want(places[number], [record], Source.ARRIVED, 1.0, deadline)
+        kept = self._keeper.begin(
+            [place for row in zip(*groups, strict=True) for place in row], trio.current_time()
+        )
+        self._running[request] = _Running(kept, [[*places] for places in groups], reading, context)
+        return len(rows)
 
     def attend(self, request: Hashable, group: int, said: Observation) -> None:
         """Note what attention has read.
@@ -120,26 +133,28 @@ class Requests:
         """
         running = self._of(request)
         contexts = self._need_contexts()
-        context = running.context or contexts.begin(running.places, running.reading.block)
+        context = running.context or contexts.begin(running.places[0], running.reading.block)
         running.context = context
         context.attend(group, said)
 
-    def choose(self, request: Hashable, group: int, blocks: int) -> list[int]:
-        """Which of the first so many blocks of a layer group to read, the most wanted first.
+    def choose(self, request: Hashable, group: int, blocks: int | None = None) -> list[int]:
+        """Which of the first so many blocks of a layer group to read, the most wanted first; of all that it began with, by default.
 
         :raises BadKey: the request has not begun
         """
         running = self._of(request)
-        return _chosen(running.context, running.reading, group, blocks)
+        count = len(running.places[0]) if blocks is None else blocks
+        return _chosen(running.context, running.reading, group, count)
 
     def end(self, request: Hashable, stop_reason: str) -> None:
         """Fetch nothing more for it. :raises BadKey: it has not begun"""
         running = self._of(request)
         del self._running[request]
         if running.context is not None:
-            self._need_contexts().end(running.places, running.context)
-        wanted = {place for other in self._running.values() for place in other.places}
-        self._prefetcher.cancel(place for place in running.places if place not in wanted)
+            self._need_contexts().end(running.places[0], running.context)
+        wanted = {place for other in self._running.values() for places in other.places for place in places}
+        mine = (place for places in running.places for place in places)
+        self._prefetcher.cancel(place for place in mine if place not in wanted)
         self._keeper.end(running.kept, trio.current_time(), stop_reason)
 
     def hint(self, places: Sequence[Place]) -> None:
@@ -157,16 +172,17 @@ class Requests:
             raise BadKey(f"request {request!r} has not begun, or has ended")
         return running
 
-    def _there(self, places: Sequence[Place]) -> list[Descriptor]:
-        """What is there of the beginning of a chain; it is evicted later."""
-        finder, records = Finder(self._pool), []
-        for place in places:
-            record = finder.find(place)
-            if record is None:
+    def _there(self, rows: Sequence[Sequence[Place]]) -> list[list[Descriptor]]:
+        """What is there of the beginning of a chain, of which a block is there with all its groups; it is evicted later."""
+        finder, found = Finder(self._pool), []
+        for places in rows:
+            records = [record for record in map(finder.find, places) if record is not None]
+            if len(records) < len(places):
                 break
-            self._pool.touch(record)
-            records.append(record)
-        return records
+            for record in records:
+                self._pool.touch(record)
+            found.append(records)
+        return found
 
     def _need_contexts(self) -> Contexts:
         if self._contexts is None:

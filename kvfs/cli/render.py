@@ -149,8 +149,11 @@ def message(text: str) -> None:
 
 
 @contextlib.contextmanager
-def progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr when that is a terminal; yields a function to call with (done, total) bytes."""
+def progress(title: str, amount: Callable[[int], str] = format_size) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr when that is a terminal; yields a function to call with (done, total).
+
+    :param amount: how to show these; as bytes by default
+    """
     if not sys.stderr.isatty():
         yield lambda _done, _total: None
         return
@@ -167,8 +170,6 @@ def progress(title: str) -> Iterator[Callable[[int, int], None]]:
         task = bar.add_task(title, total=None, amount="")
 
         def advance(done: int, total: int) -> None:
-            bar.update(
-                task, completed=done, total=total, amount=f"{format_size(done)} of {format_size(total)}"
-            )
+            bar.update(task, completed=done, total=total, amount=f"{amount(done)} of {amount(total)}")
 
         yield advance

@@ -16,14 +16,16 @@ from kvfs.cli.options import Group, styled
 from kvfs.cli.render import Column, Row, Style, Unit, as_json, message, progress, table, write
 from kvfs.cli.running import ask, named_mounts
 from kvfs.errors import DamageFound
-from kvfs.hindsight import BEST, POLICIES, accesses, following, ratios
+from kvfs.foretelling import following
+from kvfs.hindsight import NAMES, SHARES, policies_for, ratios
 from kvfs.replaying import Replayed, percentile, replay
 from kvfs.state import write_atomically
 from kvfs.trace_page import page
-from kvfs.traces import VERSION, Trace, TraceWriter, read_trace
+from kvfs.traces import VERSION, Requests, Trace, TraceWriter, read_trace
+from kvfs.uses import uses_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from kvfs.control import Json
     from kvfs.state import StateDirectory
@@ -102,11 +104,7 @@ def _told_to_stop() -> Iterator[list[int]]:
 
 # ── what it says ─────────────────────────────────────────────────────────────────────────────────────────
 
-_RATIOS = (
-    Column("share"),
-    Column("files", Unit.COUNT),
-    *(Column(name) for name in (*POLICIES, BEST)),
-)
+_RATIOS = (Column("share"), Column("size", Unit.COUNT), *(Column(name) for name in NAMES))
 _REPLAYED = (
     *(Column(name, Unit.COUNT) for name in ("stored", "loaded", "missed", "wrong")),
     *(Column(name) for name in ("store_p50", "store_p99", "load_p50", "load_p99", "late")),
@@ -114,12 +112,45 @@ _REPLAYED = (
 trace_argument = click.argument("file", metavar="TRACE", type=click.Path(dir_okay=False, path_type=Path))
 
 
-def _read(file: Path) -> Trace:
+def _caches(command: Callable[..., int | None]) -> Callable[..., int | None]:
+    """Add --policy and --share to a command, which gets them as `policies` and `shares`."""
+    policy = click.option(
+        "--policy",
+        "policies",
+        multiple=True,
+        type=click.Choice(NAMES),
+        help="Judge this one, and others that are named; else all that can be.",
+    )
+    share = click.option(
+        "--share",
+        "percents",
+        metavar="PERCENT",
+        multiple=True,
+        type=click.FloatRange(0, 100, min_open=True),
+        help="A cache of this part of all that is different, and others that are named; else of 1, 2, 5, 10, 20 and 50.",
+    )
+    return policy(share(command))
+
+
+def _shares(percents: Sequence[float]) -> tuple[float, ...]:
+    return tuple(percent / 100 for percent in percents) or SHARES
+
+
+def _chosen(trace: Trace | Requests, policies: Sequence[str]) -> tuple[str, ...]:
+    """The policies to judge. :raises click.UsageError: one cannot be judged by this trace"""
+    known = policies_for(uses_of(trace))
+    if other := [name for name in policies if name not in known]:
+        raise click.UsageError(f"--policy {other[0]} needs requests, and a recorded trace has files")
+    return tuple(name for name in known if not policies or name in policies)
+
+
+def _read(file: Path) -> Trace | Requests:
     found = read_trace(file)
-    if not found.whole:
-        message(f"{file} was cut off: this is about what is whole of it")
-    if found.lost:
-        message(f"{found.lost} events were lost while it was recorded")
+    if isinstance(found, Trace):
+        if not found.whole:
+            message(f"{file} was cut off: this is about what is whole of it")
+        if found.lost:
+            message(f"{found.lost} events were lost while it was recorded")
     return found
 
 
@@ -135,9 +166,20 @@ def _read(file: Path) -> Trace:
 @click.option(
     "--fast", is_flag=True, help="With --on: one event after the other, without waiting for their times."
 )
+@_caches
 @styled((*_RATIOS, *_REPLAYED))
-def replay_(file: Path, folder: Path | None, fast: bool, style: Style) -> int | None:
-    """Show what share of opens caches of several sizes and policies would have served, and how well chains foretell.
+def replay_(
+    file: Path,
+    folder: Path | None,
+    fast: bool,
+    policies: tuple[str, ...],
+    percents: tuple[float, ...],
+    style: Style,
+) -> int | None:
+    """Show what caches of several sizes and policies would have had of what was asked for, and how well chains foretell.
+
+    TRACE is of 'kvfs trace record': hits are of bytes. Or it has requests, in Mooncake's or Bailian's schema or as sessions of
+    agents: hits are of blocks, with all before them.
 
     With --on, do what was recorded in DIR instead: files have the recorded sizes, bytes of their own, and hashes as
     names, and stay there. Columns with --on are stored, loaded, missed, wrong, store_p50, store_p99, load_p50,
@@ -145,6 +187,8 @@ def replay_(file: Path, folder: Path | None, fast: bool, style: Style) -> int | 
     """
     if fast and folder is None:
         raise click.UsageError("--fast is for --on DIR")
+    if folder is not None and (policies or percents):
+        raise click.UsageError("--policy and --share are for caches: leave out --on")
     there = {column.key for column in (_RATIOS if folder is None else _REPLAYED)}
     if other := [key for key in style.columns or () if key not in there]:
         raise click.UsageError(
@@ -152,8 +196,10 @@ def replay_(file: Path, folder: Path | None, fast: bool, style: Style) -> int | 
         )
     trace = _read(file)
     if folder is None:
-        _judge(trace, style)
+        _judge(trace, _chosen(trace, policies), _shares(percents), style)
         return None
+    if not isinstance(trace, Trace):
+        raise click.UsageError("--on needs files: give a trace that 'kvfs trace record' made")
     with progress("replaying") as told:
         done = replay(trace.events, folder, fast=fast, told=told)
     row = _row(done)
@@ -163,17 +209,21 @@ def replay_(file: Path, folder: Path | None, fast: bool, style: Style) -> int | 
     return None
 
 
-def _judge(trace: Trace, style: Style) -> None:
-    found, chains = ratios(accesses(trace.events)), following(trace.events)
+def _judge(trace: Trace | Requests, policies: Sequence[str], shares: Sequence[float], style: Style) -> None:
+    uses = uses_of(trace)
+    with progress("judging", "{:,}".format) as told:
+        found, chains = ratios(uses, shares, policies, told), following(trace)
     if style.json:
-        caches = [{"share": one.share, "files": one.files, "hits": one.hits} for one in found]
-        write(as_json("trace replay", {"caches": caches, "chains": asdict(chains)}))
+        caches = [{"share": one.share, "size": one.size, "hits": one.hits} for one in found]
+        write(as_json("trace replay", {"unit": uses.unit, "caches": caches, "chains": asdict(chains)}))
         return
     rows: list[Row] = []
     for one in found:
-        row: Row = {"share": f"{one.share:.0%}", "files": one.files}
-        rows.append(row | {name: f"{hits:.3f}" for name, hits in one.hits.items()})
-    write(table(_RATIOS, rows, style))
+        row: Row = {"share": one.percent, "size": one.size}
+        rows.append(row | {name: f"{one.hits[name]:.3f}" if name in one.hits else None for name in NAMES})
+    size = Column("size", Unit.BYTES if uses.unit == "bytes" else Unit.COUNT)
+    judged = NAMES if style.columns else policies
+    write(table([Column("share"), size, *(Column(name) for name in judged)], rows, style))
     message(
         f"chains: {chains.foretold} of {chains.opened} blocks that were opened had been expected; {chains.expected} had been"
     )
@@ -207,9 +257,14 @@ def _row(done: Replayed) -> Row:
     type=click.Path(dir_okay=False, path_type=Path),
     help="The page, HTML; replaced if it is there.",
 )
-def report(file: Path, output: Path) -> None:
+@_caches
+def report(file: Path, output: Path, policies: tuple[str, ...], percents: tuple[float, ...]) -> None:
     """Write a page about a trace: requests over time, sizes, hits by size of cache and policy, reuse, chains.
 
     It is one file that loads nothing and runs no script.
     """
-    write_atomically(output, page(_read(file), f"Trace {file.name}"))
+    trace = _read(file)
+    chosen = _chosen(trace, policies)
+    with progress("judging", "{:,}".format) as told:
+        text = page(trace, f"Trace {file.name}", _shares(percents), chosen, told)
+    write_atomically(output, text)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from blockdev.types import Kind
 from kvfs.predecessors import block_id
@@ -45,6 +45,14 @@ class Catalogue(Protocol):
     def published_after(self, predecessor: bytes, limit: int) -> list[Descriptor]: ...
 
 
+class _Place(NamedTuple):
+    """Where a file is, and when it was published."""
+
+    directory: DirectoryId
+    name: bytes
+    born: int
+
+
 class Foresight:
     """Of one mount. Everything here needs custody of its state, and fails nobody."""
 
@@ -53,8 +61,10 @@ class Foresight:
         self._prefetcher = prefetcher
         self._chains = Chains(self._recall, BLOCKS)
         self._streams = Streams(self._chains)
-        self._places: OrderedDict[bytes, tuple[tuple[DirectoryId, bytes], ...]] = OrderedDict()
+        self._places: OrderedDict[bytes, tuple[_Place, ...]] = OrderedDict()
         """The files of each block, as far as they were seen."""
+        self._found: dict[tuple[DirectoryId, bytes], Descriptor] = {}
+        """What the catalogue has said during this request, in which nothing changes."""
         self._allowance = float(SPARING)
         """Answers by which the kernel may be made to ask again now."""
 
@@ -68,8 +78,10 @@ class Foresight:
             return False
         self._allowance = min(self._allowance + 1 / SPARING, SPARING)
         try:
-            is_new = block_id(record.name) not in self._places
-            block = self._seen(record)
+            self._found = {(record.directory, record.name): record}
+            block = block_id(record.name)
+            is_new = block not in self._places
+            self._see(block, record)
             progress = self._streams.wanted(block, thread)
             self._follow(progress)
             if progress.sure:
@@ -96,28 +108,31 @@ class Foresight:
         if not self._prefetcher.is_on:
             return
         try:
-            block = self._seen(record)
+            self._found.clear()
+            block = block_id(record.name)
+            self._see(block, record)
             self._streams.read(block, thread)
             self._follow(self._streams.wanted(block, thread))
         except Exception as error:  # noqa: BLE001 - as above
             self._prefetcher.fail(error)
 
-    def _seen(self, record: Descriptor) -> bytes:
-        """The block of a file, which is known from now on."""
-        block = block_id(record.name)
+    def _see(self, block: bytes, record: Descriptor) -> None:
+        """A file's block is known from now on."""
         if block not in self._places and self._follows(record, record.predecessor):
             self._chains.published(record.predecessor, block)
         self._note(block, record)
-        return block
 
     def _follows(self, record: Descriptor, predecessor: bytes) -> bool:
         """Whether what a writer had published before is known, and was published so soon before that it is of one context."""
-        return any(record.btime_ns - before.btime_ns <= PAUSE for before in self._files(predecessor))
+        return any(record.btime_ns - born <= PAUSE for *_, born in self._places.get(predecessor, ()))
 
     def _note(self, block: bytes, record: Descriptor) -> None:
-        places, place = self._places.get(block, ()), (record.directory, record.name)
-        if place not in places and len(places) < FILES:
-            self._places[block] = (*places, place)
+        places, place = self._places.get(block, ()), _Place(record.directory, record.name, record.btime_ns)
+        if place in places:
+            return
+        others = tuple(other for other in places if other[:2] != place[:2])
+        if len(others) < FILES:
+            self._places[block] = (*others, place)
         if len(self._places) > BLOCKS:
             self._places.popitem(last=False)
 
@@ -128,6 +143,7 @@ class Foresight:
         for record in reversed(self._pool.published_after(parent, FILES)):
             block = block_id(record.name)
             if block != parent and self._follows(record, parent):
+                self._found[record.directory, record.name] = record
                 self._note(block, record)
                 found[block] = None
         return found
@@ -149,14 +165,18 @@ class Foresight:
     def _files(self, block: bytes) -> list[Descriptor]:
         """The files of a block, as far as they are known and there."""
         places = self._places.get(block, ())
-        there = [(place, self._pool.lookup(*place)) for place in places]
+        there = [(place, self._look(place)) for place in places]
         found = [record for _, record in there if record is not None and record.kind is Kind.HEAD]
         if len(found) < len(places):
             self._places[block] = tuple(place for place, record in there if record in found)
         return found
 
+    def _look(self, place: _Place) -> Descriptor | None:
+        found = self._found.get(place[:2])
+        return self._pool.lookup(place.directory, place.name) if found is None else found
+
     def _want(self, block: bytes, source: Source, chance: float) -> None:
-        files = self._files(block)
+        files = self._prefetcher.expected(block) or self._files(block)
         if not files:
             self._places.pop(block, None)
             self._chains.forget(block)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from blockdev.eviction import Policy
 from blockdev.types import ObjectId, SlotClass
-from scripts.lib.prediction.traces import read
+from kvfs.request_traces import read_requests as read
 
 CLASS = SlotClass.MIB4
 

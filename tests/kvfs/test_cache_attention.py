@@ -197,6 +197,40 @@ async def test_only_the_choice_is_brought_into_memory(tmp_path: Path) -> None:
         assert (shown.expected * SIZE + fetched) == 4 * SIZE
 
 
+SECOND = [path(1, block) for block in range(BLOCKS)]
+
+
+@pytest.mark.numpy
+async def test_the_choice_of_each_group_that_is_named_is_brought(tmp_path: Path) -> None:
+    async with stored(tmp_path) as (cache, _bench):
+        cache.begin("one", CHAIN, groups=[SECOND])
+        tell(cache, "one")
+        cache.end("one", "tool_use")
+        assert cache.begin("two", CHAIN, mode="sparse", budget=1 / 3, groups=[SECOND]) == BLOCKS
+        chosen = [cache.choose("two", group) for group in range(GROUPS)]
+        assert [set(each) for each in chosen] == [always(BLOCKS, BLOCK) | {hot} for hot in HOT]
+        shown = cache.statistics().prefetch
+        assert shown.expected * SIZE + sum(shown.fetched_by_source.values()) == 2 * 4 * SIZE
+        async with cache.layers(empty(), request="two") as coming:
+            assert [coming.chosen(group) for group in range(GROUPS)] == chosen
+        cache.end("two")
+        assert cache.statistics().prefetch.expected == 0
+
+
+async def test_a_block_is_there_with_all_its_groups(tmp_path: Path) -> None:
+    async with stored(tmp_path) as (cache, _bench):
+        await cache.remove(path(1, 7))
+        assert cache.begin("r", CHAIN, groups=[SECOND]) == 7
+        cache.end("r")
+        assert cache.begin("r", CHAIN) == BLOCKS
+        assert cache.choose("r", 1) == [*range(BLOCKS)], "all are read, and nothing is known of an order"
+        cache.end("r")
+        with pytest.raises(BadKey, match="groups of 12, 3 blocks"):
+            cache.begin("r", CHAIN, groups=[SECOND[:3]])
+        with pytest.raises(BadKey, match="has not begun"):
+            cache.choose("r", 0)
+
+
 @pytest.mark.numpy
 async def test_who_uses_it_wrongly_is_told(tmp_path: Path) -> None:
     async with stored(tmp_path) as (cache, _bench):

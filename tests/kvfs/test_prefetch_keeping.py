@@ -118,6 +118,43 @@ def test_a_prediction_that_turns_wrong_is_given_up(monkeypatch: pytest.MonkeyPat
     assert ours >= theirs - 0.01 * sum(len(blocks) for _, blocks in served)
 
 
+def test_within_three_windows_of_a_change_of_kinds_the_least_recently_used_decides(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What came back from tools in ten seconds takes ten minutes from one moment on, and what people took minutes for is back
+    at once. So much had been learnt before that it outweighs all that comes."""
+    monkeypatch.setattr(keeping, "WINDOW", 64)
+    before, after = {"tool_use": 10.0, "end_turn": 400.0}, {"tool_use": 600.0, "end_turn": 10.0}
+    returns = Returns()
+    keeper, lru = Keeper(400, returns), LeafLru(400)
+    asked = sorted(
+        (number + gap, number, reason)
+        for number in range(5000)
+        for reason in ("tool_use" if number % 2 else "end_turn",)
+        for gap in (0.0, (before if number < 3000 else after)[reason])
+    )
+    served: list[tuple[int, int]] = []
+    distrusted: list[int] = []
+    for now, number, reason in asked:
+        if now >= 3000 and not served:
+            for learnt in (returns._all, *returns._kinds.values()):
+                learnt.returns = [1e4 * value for value in learnt.returns]
+                learnt.waited = [1e4 * value for value in learnt.waited]
+        request = keeper.begin(chain(number, 5), now)
+        keeper.end(request, now, reason)
+        theirs = lru.request(chain(number, 5))
+        if now >= 3000:
+            served.append((request.hits, theirs))
+            distrusted += [len(served)] if not keeper.statistics().trusted else []
+    worse = next(
+        at
+        for at in range(0, len(served), 64)
+        if sum(o for o, _ in served[at : at + 64]) < sum(t for _, t in served[at : at + 64])
+    )
+    assert distrusted
+    assert distrusted[0] <= worse + (keeping.STRIKES + 1) * 64
+
+
 def test_three_windows_in_a_row_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeping, "WINDOW", 1)
     guard = Guard()

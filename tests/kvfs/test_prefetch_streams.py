@@ -114,6 +114,20 @@ def test_who_reads_at_random_makes_nothing_be_fetched() -> None:
     assert count < 50
 
 
+def test_of_a_root_with_very_many_children_nothing_is_fetched() -> None:
+    """A system prompt that twelve thousand contexts begin with, of which each goes on in another way."""
+    chains = Chains()
+    for number in range(12_030):
+        chains.published("root", f"{number}.0")
+        chains.published(f"{number}.0", f"{number}.1")
+    streams = Streams(chains)
+    for thread in range(300):
+        assert streams.wanted("root", thread).fetch == ()
+        assert streams.wanted(f"new {thread}", thread).fetch == ()
+    streams.wanted("root", 1000)
+    assert streams.wanted("7.0", 1000).fetch == ("7.1",), "two blocks tell which one it is"
+
+
 def test_reading_the_same_way_twice_teaches_it() -> None:
     """Threads of an engine publish parts of a chain each; who reads has the order."""
     chains = Chains()

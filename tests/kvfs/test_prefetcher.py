@@ -193,6 +193,50 @@ async def test_what_a_reader_left_is_not_fetched(autojump_clock: trio.testing.Mo
         assert b.prefetcher.statistics().expected == 0
 
 
+async def test_who_diverges_costs_what_was_under_way_and_one_more(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Wherever in a list of what is wanted that is."""
+    async with bench(frames=400) as b:
+        for number, read in enumerate((1, 5, 20)):
+            wanted = objects(60, first=1 + 100 * number)
+            b.want(*wanted)
+            for record in wanted[:read]:
+                await b.get(record)
+            begun, flying = b.bytes_of("fetched"), b.frames.statistics().loading
+            b.prefetcher.cancel([record.object_id for record in wanted])
+            await trio.sleep(1)
+            assert b.bytes_of("fetched") == begun
+            assert sum(map(b.has, wanted)) <= begun // PAGE + read
+            assert flying <= b.prefetcher.statistics().window + 1
+
+
+@pytest.mark.parametrize("jump", [-1e9, -5.0, 1e9])
+async def test_a_clock_that_jumps_loses_nothing(jump: float, autojump_clock: trio.testing.MockClock) -> None:
+    """What is wanted afterwards is fetched; what was wanted before may be given up."""
+    now = [2e9]
+    extents = Extents(READ)
+    async with (
+        open_frames(Arena(64 * PAGE, PAGE, huge_pages=False), extents, patience=1.0) as cache,
+        trio.open_nursery() as nursery,
+    ):
+        prefetcher = Prefetcher(cache, Mode.ON, lambda: now[0])
+        nursery.start_soon(prefetcher.run)
+        b = Bench(cache, extents, prefetcher)
+        before, after = objects(6), objects(6, first=100)
+        b.want(*before)
+        await trio.testing.wait_all_tasks_blocked()
+        now[0] += jump
+        b.want(*after)
+        for _ in range(200):
+            now[0] += 0.01
+            await trio.sleep(0.01)
+        assert all(map(b.has, after))
+        assert prefetcher.statistics().expected == 0
+        assert not prefetcher.failed
+        nursery.cancel_scope.cancel()
+
+
 async def test_nothing_is_expected_for_ever(autojump_clock: trio.testing.MockClock) -> None:
     async with bench(frames=8) as b:
         b.want(*objects(10))

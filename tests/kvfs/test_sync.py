@@ -225,6 +225,7 @@ def test_threads_tell_what_attention_read(pool: Kvfs) -> None:
             cache.put(key, noise(number, KIB))
         assert cache.begin("r", keys, mode="sparse", budget=0.5, deadline=60) == 8
         cache.attend("r", 0, mass=mass_on(8, 3), tokens=16)
+        assert set(cache.choose("r", 0)) == {0, 3, 6, 7}
         buffers = [bytearray(KIB) for _ in keys]
         with cache.layers([zip(keys, buffers, strict=True)], request="r", deadline=60) as coming:
             assert set(coming.chosen(0)) == {0, 3, 6, 7}

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from kvfs.errors import BadTrace
-from kvfs.traces import STREAM_SECONDS, VERSION, Event, Trace, TraceWriter, read_trace
+from kvfs.request_traces import Asked
+from kvfs.traces import STREAM_SECONDS, VERSION, Event, Requests, Trace, TraceWriter, read_trace
 
 LINES = [{"event": "open", "name": f"{number:016x}"} for number in range(40)]
 
@@ -85,6 +86,7 @@ def test_reading(tmp_path: Path, name: str) -> None:
     rest = trace_file(tmp_path, OPEN, end, name=name).read_bytes()
     path.write_bytes(begun + rest[: len(rest) // 2])
     cut = read_trace(path)
+    assert isinstance(cut, Trace)
     assert not cut.whole
     assert 1 <= len(cut.events) <= 2
 
@@ -102,6 +104,44 @@ def test_reading(tmp_path: Path, name: str) -> None:
 def test_what_is_no_trace_is_refused(tmp_path: Path, lines: tuple[object, ...], says: str) -> None:
     with pytest.raises(BadTrace, match=says):
         read_trace(trace_file(tmp_path, *lines))
+
+
+MOONCAKES = {"timestamp": 1500, "input_length": 900, "output_length": 5, "hash_ids": [0, 1]}
+BAILIANS = {"chat_id": 1, "parent_chat_id": -1, "timestamp": 61.5, "turn": 1, "type": "text", "hash_ids": [7]}
+SESSION = {
+    "block_size": 64,
+    "reqs": [[5.0, "n", 1100, 10, 2.5, 0.0, 0, [[1, 8], [20, 9]], "tool_use"]],
+}
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl.xz"])
+@pytest.mark.parametrize(
+    "line, asked",
+    [
+        (MOONCAKES, Asked(1.5, None, (0, 1))),
+        (BAILIANS, Asked(61.5, None, (7,))),
+        (SESSION, Asked(5.0, 7.5, (8, 27), "tool_use", 0)),
+    ],
+)
+def test_requests_are_read_in_each_schema(
+    tmp_path: Path, line: dict[str, object], asked: Asked, ending: str
+) -> None:
+    path = trace_file(tmp_path, line, name=f"t.{ending}")
+    assert read_trace(path) == Requests([asked])
+    if ending == "jsonl":
+        path.write_bytes(path.read_bytes().rstrip())  # others' files need not end with a line
+        assert read_trace(path) == Requests([asked])
+
+
+def test_requests_that_are_cut_or_mixed_with_anything_else_are_refused(tmp_path: Path) -> None:
+    each: tuple[tuple[object, ...], ...] = ((FIRST, OPEN), ({},), (5,))
+    for others in each:
+        with pytest.raises(BadTrace, match="no request of a known schema in or behind line 2"):
+            read_trace(trace_file(tmp_path, MOONCAKES, *others))
+    path = trace_file(tmp_path, *({"timestamp": n, "hash_ids": [n]} for n in range(5000)), name="t.xz")
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(BadTrace, match="no request of a known schema"):
+        read_trace(path)
 
 
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
+from kvfs.errors import BadTrace
 from kvfs.prefetcher import Mode
+from kvfs.request_traces import Asked, unique_blocks
+from kvfs.request_traces import read_requests as read
 from scripts.lib.bench import Rows
 from scripts.lib.benches.prefetch import keep, measure, resumes, run
 from scripts.lib.prediction.replay import replay
@@ -26,7 +29,6 @@ from scripts.lib.prediction.resumes import (
     served,
     turns,
 )
-from scripts.lib.prediction.traces import Asked, BadTrace, read, unique_blocks
 
 
 def write(path: Path, *records: Any) -> Path:

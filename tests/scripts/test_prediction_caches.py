@@ -8,9 +8,12 @@ from random import Random
 
 import pytest
 
+from kvfs.hindsight import best as belady
 from kvfs.prefetch.baselines import Arc, Lru, S3Fifo
-from scripts.lib.prediction.caches import belady, prefix_hits
-from scripts.lib.prediction.traces import Asked
+from kvfs.request_traces import Asked
+from kvfs.traces import Requests
+from kvfs.uses import uses_of
+from scripts.lib.prediction.caches import prefix_hits
 
 
 def skewed() -> list[int]:
@@ -67,7 +70,7 @@ def test_nobody_has_more_hits_than_who_knows_the_future(seed: int) -> None:
     rng = Random(seed)
     requests = asked(*([c * 10 + i for i in range(rng.randint(1, 2))] for c in rng.choices(range(4), k=9)))
     for capacity in (1, 2, 3):
-        optimum = belady(requests, capacity)
+        optimum = belady(uses_of(Requests(requests)).each, capacity)
         assert optimum == best(requests, capacity)
         for cache in (Lru, Arc, S3Fifo):
             held = cache(capacity)

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 from kvfs.prefetch.attended import HOT
 from kvfs.prefetch.digests import Digests
+from kvfs.prefetch.queries import attention_mass
+from kvfs.prefetch.signatures import Signatures
 from kvfs.prefetch.sketch import FOUND, RECENT, SINK, Probe, Sketch
 from scripts.lib.attention.capture import BLOCK, Capture, Turn
 from scripts.lib.decoder.model import Floats
@@ -141,13 +143,19 @@ def exact_query(moment: Moment) -> Scores:
     return np.asarray(blocks.sum(axis=-1).mean(axis=2), np.float32)
 
 
-def sketched(moment: Moment, *, hot: int = HOT, found: int = FOUND) -> Scores:
-    """kvfs: what was observed at several speeds, and signatures for the current query; for each head by itself."""
+def sketched(moment: Moment, *, hot: int = HOT, found: int = FOUND, exact: bool = False) -> Scores:
+    """kvfs: what was observed at several speeds, and signatures for the current query; for each head by itself.
+
+    :param exact: candidates are asked by the keys themselves, for which nobody has room, instead of signatures
+    """
     steps, queries, keys = _steps(moment), moment.query(), moment.capture.keys
     scores = np.zeros(moment.window().shape, np.float32)
     for layer, head in np.ndindex(*scores.shape[:2]):
         one = slice(head, head + 1)
         sketch = _sketch(keys[layer, one], steps[layer, :, head], hot, found)
+        if exact:
+            assert sketch.probe is not None
+            sketch.probe.signatures = _Keys(keys[layer, one].astype(np.float32))
         chosen = sketch.choose(moment.count, queries[layer, one])
         scores[layer, head, chosen] = np.arange(len(chosen), 0, -1)
     return scores
@@ -168,6 +176,22 @@ def oracle_together(moment: Moment) -> Scores:
     """Sees the window, and makes one choice for all heads of a layer."""
     window = moment.window()
     return np.broadcast_to(window.mean(axis=1, keepdims=True), window.shape)
+
+
+class _Keys(Signatures):
+    """Keys themselves in the place of signatures: what candidates would have of the queries' attention, exactly."""
+
+    def __init__(self, keys: Floats) -> None:
+        heads, _, width = keys.shape
+        super().__init__(heads, width, BLOCK)
+        self._keys = keys.reshape(heads, -1, BLOCK, width)
+
+    def __len__(self) -> int:
+        return self._keys.shape[1]
+
+    def shares(self, queries: Floats, blocks: NDArray[np.int64]) -> Floats:
+        chosen = self._keys[:, blocks]
+        return attention_mass(queries, chosen.reshape(len(chosen), -1, chosen.shape[-1]), BLOCK)
 
 
 def _steps(moment: Moment) -> Floats:

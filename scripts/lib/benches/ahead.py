@@ -30,9 +30,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvfs.errors import BadTrace
 from kvfs.prefetcher import Mode
+from kvfs.request_traces import read_requests as read
+from kvfs.request_traces import unique_blocks
 from scripts.lib.prediction.replay import replay
-from scripts.lib.prediction.traces import BadTrace, named, read, unique_blocks
+from scripts.lib.prediction.traces import named
 from scripts.lib.sides import BLOCK, MIB, random_memory
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from scripts.lib.bench import Rows
 
 FULL = Sizes(prefix=5120, turn=1024, switch=128, history=2048)
-QUICK = Sizes(prefix=1536, turn=256, switch=64, history=512)
+QUICK = Sizes(prefix=1280, turn=192, switch=64, history=512)
 QUICK_TEXTS = 2
 SITUATIONS = {"in the middle of a turn": 0.93, "at a turn's start": 0.90, "as the subject changes": 0.84}
 """How much of what the oracle gets, at least."""
@@ -41,6 +41,7 @@ CHOOSERS: dict[str, Chooser] = {
     ORACLE: choices.oracle,
     OURS: choices.sketched,
     "by sketches that rank a third of the blocks": partial(choices.sketched, hot=13, found=8),
+    "by sketches that ask the keys themselves": partial(choices.sketched, exact=True),
     "oracle, one choice for a layer": choices.oracle_together,
     "by sketches, one choice for a layer": choices.sketched_together,
     "by one mean": choices.one_mean,
@@ -54,7 +55,7 @@ HEADS, SHARING, WIDTH = 3, 3, 64
 """Of the layer that is a layer group's probe, when time is measured."""
 CHOICE_MS = 5.0
 READ_AT_ONCE = 600
-ROUNDS = 30
+ROUNDS, QUICK_ROUNDS = 30, 10
 
 
 def run(rows: Rows, options: argparse.Namespace) -> None:
@@ -67,9 +68,10 @@ def run(rows: Rows, options: argparse.Namespace) -> None:
     for situation, floor in SITUATIONS.items():
         _judge(rows, situation, found, None if options.quick else floor)
     lengths = [1 << 16, 1 << 18] if options.quick else [1 << 16, 1 << 18, 1 << 20]
-    _times(rows, lengths)
+    rounds = QUICK_ROUNDS if options.quick else ROUNDS
+    _times(rows, lengths, rounds)
     for tokens in lengths:
-        _calls(rows, tokens)
+        _calls(rows, tokens, rounds)
 
 
 def _judge(rows: Rows, situation: str, found: dict[str, Capture], floor: float | None) -> None:
@@ -101,7 +103,7 @@ def _moments(situation: str, capture: Capture) -> Iterator[Moment]:
         yield Moment(capture, capture.same if situation == "at a turn's start" else capture.switch, 0)
 
 
-def _times(rows: Rows, lengths: list[int]) -> None:
+def _times(rows: Rows, lengths: list[int], rounds: int) -> None:
     """Choosing a tenth of ever longer contexts for one layer group, with random keys: time does not depend on them.
 
     Counted is what one core spends on it, as others may be at work.
@@ -111,14 +113,14 @@ def _times(rows: Rows, lengths: list[int]) -> None:
         sketch, query = _long(tokens)
         name = f"choosing among {tokens:,} tokens for a layer group"
         times = []
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             begun = time.thread_time()
             chosen = sketch.choose(tokens // BLOCK // 10, query)
             times.append((time.thread_time() - begun) * 1e3)
             rows.add(name, "ms", times[-1], ceiling=CHOICE_MS)
             if len(chosen) != tokens // BLOCK // 10:
                 raise AssertionError(f"{len(chosen)} blocks chosen")
-        medians.append(sorted(times)[ROUNDS // 2])
+        medians.append(sorted(times)[rounds // 2])
     growth = math.log(medians[-1] / medians[0]) / math.log(lengths[-1] / lengths[0])
     rows.add("choosing: time grows as the length to the power of", "exponent", growth, ceiling=0.9)
 
@@ -138,7 +140,7 @@ def _long(tokens: int) -> tuple[Sketch, Floats]:
     return sketch, rng.standard_normal((HEADS, SHARING, WIDTH), np.float32)
 
 
-def _calls(rows: Rows, tokens: int) -> None:
+def _calls(rows: Rows, tokens: int, rounds: int) -> None:
     """What an engine's calls of the Cache API cost for one layer group: saying what was read, and choosing by that."""
     rng = np.random.default_rng(0)
     blocks, context = tokens // BLOCK, Context(BLOCK)
@@ -157,7 +159,7 @@ def _calls(rows: Rows, tokens: int) -> None:
         "ordering all blocks, for dense mode": lambda: context.choose(0, blocks, 1.0),
     }
     for name, call in calls.items():
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             begun = time.thread_time()
             call()
             rows.add(f"{name}, {tokens:,} tokens", "ms", (time.thread_time() - begun) * 1e3)

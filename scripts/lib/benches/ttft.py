@@ -65,5 +65,5 @@ def _notes(decoder: Decoder) -> list[str]:
         f"again in {2 * 8e9 * 8192 / GPU_FLOPS:.2f} s at {GPU_FLOPS / 1e12:.0f} TFLOP/s and loads them in "
         f"{131072 * 8192 / GPU_LINK:.3f} s at {GPU_LINK / 1e9:.0f} GB/s (assumed, not measured); unpacking is a copy that a paged KV "
         "cache does without, and loading in the order of layers hides behind computing as far as that takes as long",
-        "mount, fetched before: the files had been opened and closed, which brings them into the DRAM tier of the mount",
+        "mount, fetched before: by `kvfs prefetch`, whose own time is a row; it is a process that begins, asks the mount and ends",
     ]

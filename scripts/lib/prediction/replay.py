@@ -36,7 +36,7 @@ from kvfs.frames import Arena, FrameCache, open_frames
 from kvfs.fuse.foresight import Foresight
 from kvfs.predecessors import Predecessors
 from kvfs.prefetcher import Mode, Prefetcher, PrefetchStatistics
-from scripts.lib.prediction.traces import Asked
+from kvfs.request_traces import Asked
 
 LATENCY = 0.012
 """Seconds that a load takes."""

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from kvfs.prefetch.idle import Entry, Idle
 from kvfs.prefetch.returns import Returns
-from scripts.lib.prediction.traces import Asked
+from kvfs.request_traces import Asked
 
 PERSON = "end_turn"
 """Why an engine stops when it is a person's turn."""
