@@ -29,8 +29,8 @@ def _request(request: Asked, policy: Policy, capacity: int) -> int:
             leads = False
             if len(policy) >= capacity:
                 policy.remove(next(policy.victims(CLASS)))
-            policy.add(object_id, (CLASS,), request.time)
             policy.named(object_id, name, Stamp(0))
             policy.follows(object_id, before)
+            policy.add(object_id, (CLASS,), request.time)
         before = block_id(name)
     return hits
