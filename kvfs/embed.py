@@ -18,6 +18,7 @@ from kvfs.cache import Cache
 from kvfs.cache.api import Tier
 from kvfs.cache.reading import PoolSource
 from kvfs.config import Config, load_config
+from kvfs.learnt import remembering
 from kvfs.prefetcher import Mode, Prefetcher
 from kvfs.report import statistics_of_cache
 from kvfs.state import PoolFolder, StateDirectory, default_root
@@ -67,8 +68,8 @@ async def open_cache(
     arena = _arena(buffers)
     try:
         # The outer one only sees to it that errors leave as themselves: the inner nurseries put them into groups.
-        async with background(), _members(folder, config) as (assembly, stream, prefetcher):
-            cache = Cache(assembly.pool, Tier(assembly.frames, prefetcher), stream, namespace, arena)
+        async with background(), _members(folder, config) as (assembly, stream, tier):
+            cache = Cache(assembly.pool, tier, stream, namespace, arena)
             figures = partial(statistics_of_cache, assembly.pool, assembly.frames, cache)
             async with background() as nursery:
                 await nursery.start(_answer, folder, figures)
@@ -98,18 +99,22 @@ async def _answer(
 class _Parts(NamedTuple):
     assembly: Assembly
     stream: Stream[PoolExtent]
-    prefetcher: Prefetcher
+    tier: Tier
 
 
 @asynccontextmanager
 async def _members(folder: PoolFolder, config: Config) -> AsyncIterator[_Parts]:
     async with assembled(folder, config, "used by an engine") as assembly:
         source = PoolSource(assembly.pool, assembly.frames)
-        async with open_stream(source) as stream, trio.open_nursery() as nursery:
+        async with (
+            remembering(folder.learnt("requests")) as returns,
+            open_stream(source) as stream,
+            trio.open_nursery() as nursery,
+        ):
             prefetcher = Prefetcher(assembly.frames, Mode(config.prefetch), trio.current_time)
             nursery.start_soon(prefetcher.run)
             nursery.start_soon(Watch(assembly.pool, assembly.returning, config, assembly.opener).run)
-            yield _Parts(assembly, stream, prefetcher)
+            yield _Parts(assembly, stream, Tier(assembly.frames, prefetcher, returns))
             nursery.cancel_scope.cancel()
 
 

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from blockdev.pool import Pool
     from kvfs.cache.reading import PoolExtent
     from kvfs.frames import FrameCache
+    from kvfs.prefetch.returns import Returns
     from kvfs.prefetcher import Prefetcher, PrefetchStatistics
     from rdma.buffers import Arena, Lease
     from rdma.stream import Stream, StreamStatistics
@@ -78,10 +79,11 @@ class CacheStatistics:
 
 
 class Tier(NamedTuple):
-    """The DRAM tier, and what fetches into it, which is running."""
+    """The DRAM tier, what fetches into it, which is running, and what was learnt of requests that come back."""
 
     frames: FrameCache
     prefetcher: Prefetcher
+    returns: Returns
 
 
 class Cache:
@@ -102,9 +104,9 @@ class Cache:
         arena: Arena | None,
         driver_of: DriverOf = open_driver,
     ) -> None:
-        frames, self._prefetcher = tier
+        frames, self._prefetcher, returns = tier
         self._pool = pool
-        self._requests = Requests(pool, frames, self._prefetcher)
+        self._requests = Requests(pool, frames, self._prefetcher, returns)
         self._frames = frames
         self._stream = stream
         self._arena = arena

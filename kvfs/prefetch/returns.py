@@ -179,7 +179,7 @@ class Returns:
                 raise ValueError(f"version {saved['version']} of what was learnt of returns, not {VERSION}")
             returns._all = _histogram(*saved["all"])
             returns._kinds = {tuple(kind): _histogram(*parts) for kind, *parts in saved["kinds"]}
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"not what was learnt of returns: {error!r}") from error
         return returns
 
@@ -202,4 +202,7 @@ class Returns:
 def _histogram(returns: Sequence[float], waited: Sequence[float]) -> Histogram:
     if len(returns) != BUCKETS or len(waited) != BUCKETS:
         raise ValueError(f"histograms of {len(returns)} and {len(waited)} buckets, not {BUCKETS}")
-    return Histogram([float(value) for value in returns], [float(value) for value in waited])
+    values = [float(value) for value in (*returns, *waited)]
+    if not all(0 <= value < math.inf for value in values):
+        raise ValueError("a histogram with what is no number of returns or seconds")
+    return Histogram(values[:BUCKETS], values[BUCKETS:])

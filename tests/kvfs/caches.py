@@ -15,6 +15,7 @@ from kvfs.cache.api import Tier
 from kvfs.cache.gpu import DriverOf
 from kvfs.cache.reading import PoolSource
 from kvfs.frames import FrameCache, open_frames
+from kvfs.prefetch.returns import Returns
 from kvfs.prefetcher import Mode, Prefetcher
 from rdma.buffers import Arena as LeaseArena
 from rdma.buffers import allocate
@@ -44,7 +45,7 @@ async def cache_of(
         arena = LeaseArena(allocate(LEASED), LEASED, EXTENT)
         prefetcher = Prefetcher(tier, Mode.ON, trio.current_time)
         nursery.start_soon(prefetcher.run)
-        yield Cache(pool, Tier(tier, prefetcher), stream, namespace, arena, driver_of)
+        yield Cache(pool, Tier(tier, prefetcher, Returns()), stream, namespace, arena, driver_of)
         nursery.cancel_scope.cancel()
 
 
