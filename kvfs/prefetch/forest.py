@@ -2,8 +2,8 @@
 
 A block is idle from its use on, and how soon blocks of its kind come back is learnt (`returns.py`). A kind is how often a block
 was used, and whether something ever followed it in its chain. A block that something follows stays, as what follows would
-be of no use without it; so does the end of a chain that is being written. What follows a block that had to go is of no use
-and goes first.
+be of no use without it; and the end of a chain that is being written is taken for one that something follows. What follows a
+block that had to go is of no use and goes first: so a chain that is not worth its room is not stored any further.
 
 Where a cache that lets go the least recently used, leaves first, would serve more (`shadow.py`), leaves are in the order of their last
 use, until that is over.
@@ -32,10 +32,10 @@ GROUPS = 64
 """Groups of one kind that a pool's blocks would fill, if all were used once."""
 SMALLEST, LARGEST = 256, 4096
 """Uses that make one group."""
-LEARN = 1024
+LEARN = 256
 """So many are let go before what was learnt is looked at again, or a quarter of all."""
-WRITTEN, CONTEXT = 16, 512
-"""Chains that are being written, at most; and one for so many blocks, since with the end of a chain all of it stays."""
+WRITTEN = 16
+"""Chains that are being written, at most. Their ends are worth what blocks are that something follows."""
 LOOKS = 16
 """Blocks are let go before it is looked up anew how old the oldest group is."""
 HOPS = 4
@@ -58,6 +58,8 @@ class Forest:
         self.shadow = Shadow(returns)
         self.numbers = Numbers()
         self._seen = Seen()
+        self._runs = array("I", [0])
+        """Which request used it, about: the numbers of those that came later are higher."""
         self._leaves = Leaves(self._rank_of)
         self._inner = Group()
         """Blocks that something follows."""
@@ -69,7 +71,6 @@ class Forest:
         """The classes of slots that it holds, as bits; 0 if it is not there."""
         self._used = array("d", [0.0])
         self.ticks = array("Q", [0])
-        self._runs = array("I", [0])
         self._epochs = array("I", [0])
         self._places = array("H", [0])
         """How many blocks of its kind were before it in its chain when it was used."""
@@ -129,7 +130,7 @@ class Forest:
         if now > self._now:
             self._now = now
         flags = self._flags[number]
-        if now - self._used[number] < TOGETHER and (number in self._leaves or number in self._writing):
+        if now - self._used[number] < TOGETHER and number in self._leaves:
             return
         parent = self._parents[number]
         if flags & 3 < USES:
@@ -159,10 +160,9 @@ class Forest:
         """A block is the end of a chain that is being written."""
         if self._children[number] or self._is_orphan(number):
             return
-        self._leaves.leave(number)
         self._writing[number] = None
         self._writing.move_to_end(number)
-        while len(self._writing) > min(WRITTEN, self._there // CONTEXT + 1):
+        while len(self._writing) > WRITTEN:
             self._place(self._writing.popitem(last=False)[0])
 
     def follow(self, number: int, key: int) -> None:
@@ -224,8 +224,9 @@ class Forest:
             for number in self._leaves.of(group):
                 if self.ticks[number] <= began:
                     yield number
-        last = (*reversed(self._writing), *self._leaves.of(self._inner))
-        yield from (n for n in last if self.ticks[n] <= began and self.masks[n] >> slot_class & 1)
+        for number in self._leaves.of(self._inner):
+            if self.ticks[number] <= began and self.masks[number] >> slot_class & 1:
+                yield number
 
     def figures(self) -> dict[str, Any]:
         """What it has done, for people."""
@@ -309,13 +310,13 @@ class Forest:
         leaves = self._leaves
         leaves.leave(number)
         mask = self.masks[number]
-        if not mask or number in self._writing:
+        if not mask:
             return
         if self._children[number]:
             leaves.append(number, self._inner)
             return
         is_old = self._epochs[number] < self._epoch
-        kind = _KINDS[self._flags[number] & 7]
+        kind = _KINDS[self._flags[number] & 7 | (_FOLLOWED if number in self._writing else 0)]
         if self._is_orphan(number):
             kind = ORPHAN
         group = leaves.at(mask, kind, self._epochs[number], self._used[number])
