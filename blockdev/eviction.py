@@ -22,7 +22,7 @@ class Policy(Protocol):
         """An object was stored (or its classes changed); that counts as a use."""
 
     def named(self, object_id: ObjectId, name: bytes, stamp: Stamp) -> None:
-        """An object has had this name since `stamp`. Comes before or after it is added, and at each new name."""
+        """An object has had this name since `stamp`. Comes before or after it is added, better before, and at each new name."""
 
     def follows(self, object_id: ObjectId, predecessor: bytes) -> None:
         """An object was published after what has this hash, see `Descriptor.predecessor`. Comes as `named` does."""

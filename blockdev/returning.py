@@ -186,9 +186,9 @@ class Returning:
     def _order(self, owner: ObjectId, slots: Collection[SlotRef]) -> None:
         heads = [record for record in self._own(owner) if record.kind is Kind.HEAD]
         if heads and owner not in self._policy:
-            self._policy.add(owner, self._room.classes(slots), trio.current_time())
             self._policy.named(owner, heads[0].name, heads[0].stamp)
             self._policy.follows(owner, heads[0].predecessor)
+            self._policy.add(owner, self._room.classes(slots), trio.current_time())
 
     async def _claims(self, owner: ObjectId) -> frozenset[SlotRef]:
         """The slots of what our catalogues have of an object."""

@@ -134,9 +134,9 @@ class Versions:
     def arrived(self, head: Descriptor, extents: Iterable[ExtentRef], now: float) -> None:
         """A file has a new version."""
         self._policy.remove(head.object_id)
-        self._policy.add(head.object_id, self._room.classes(slots_of(head, extents)), now)
         self._policy.named(head.object_id, head.name, head.stamp)
         self._policy.follows(head.object_id, head.predecessor)
+        self._policy.add(head.object_id, self._room.classes(slots_of(head, extents)), now)
         self.unread.add(head.object_id)
 
     def renamed(self, head: Descriptor) -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 import stat
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,6 +26,7 @@ from kvfs.devices import opening, settings_of
 from kvfs.errors import ConfigError, FramesError, MissingDevice
 from kvfs.frames import Arena, open_frames
 from kvfs.fuse.mount import MountOptions, serve
+from kvfs.learnt import remembering
 from kvfs.names import is_temporary
 from kvfs.prefetch.value import ByValue
 from kvfs.prefetcher import Mode
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from blockdev.device import Device
+    from blockdev.eviction import Policy
     from blockdev.opening import Opened as OpenedPool
     from blockdev.pool import Pool
     from blockdev.returning import Returning
@@ -102,11 +105,18 @@ async def writing(folder: PoolFolder, purpose: str, config: Config | None = None
             domain=local_domain(folder.path.parent),
             flush=config.durability == "flush",
             purpose=purpose,
-            policy=ByValue if config.eviction == "value" else Lru,
+            policy=await _policy(stack, folder, config),
             is_temporary=is_temporary,
         )
         opened = await stack.enter_async_context(_pool(devices, folder, options))
         yield Opened(opened.pool, config, opened.returning, opener)
+
+
+async def _policy(stack: AsyncExitStack, folder: PoolFolder, config: Config) -> Callable[[], Policy]:
+    """What makes the eviction policy; what it has learnt is kept when the stack ends."""
+    if config.eviction != "value":
+        return Lru
+    return partial(ByValue, await stack.enter_async_context(remembering(folder.learnt("eviction"))))
 
 
 @asynccontextmanager

@@ -19,6 +19,7 @@ from kvfs.cache.api import Tier
 from kvfs.cache.reading import PoolSource
 from kvfs.cache.straight import Straight
 from kvfs.config import Config, load_config, parse_address
+from kvfs.learnt import remembering
 from kvfs.metrics import CachesCollector, from_trio, serve_metrics
 from kvfs.prefetcher import Mode, Prefetcher
 from kvfs.report import GAUGES, statistics_of_cache
@@ -75,10 +76,8 @@ async def open_cache(
     arena = _arena(buffers)
     try:
         # The outer one only sees to it that errors leave as themselves: the inner nurseries put them into groups.
-        async with background(), _members(folder, config) as (assembly, stream, prefetcher, straight):
-            cache = Cache(
-                assembly.pool, Tier(assembly.frames, prefetcher, straight), stream, namespace, arena
-            )
+        async with background(), _members(folder, config) as (assembly, stream, tier):
+            cache = Cache(assembly.pool, tier, stream, namespace, arena)
             figures = partial(statistics_of_cache, assembly.pool, assembly.frames, cache)
             async with background() as nursery:
                 socket = folder.new_cache()
@@ -122,8 +121,7 @@ async def _answer(
 class _Parts(NamedTuple):
     assembly: Assembly
     stream: Stream[PoolExtent]
-    prefetcher: Prefetcher
-    straight: Straight
+    tier: Tier
 
 
 @asynccontextmanager
@@ -131,11 +129,15 @@ async def _members(folder: PoolFolder, config: Config) -> AsyncIterator[_Parts]:
     async with assembled(folder, config, "used by an engine") as assembly:
         straight = Straight(assembly.pool, assembly.opener.rdma.keeping)
         source = PoolSource(assembly.pool, assembly.frames, straight)
-        async with open_stream(source) as stream, trio.open_nursery() as nursery:
+        async with (
+            remembering(folder.learnt("requests")) as returns,
+            open_stream(source) as stream,
+            trio.open_nursery() as nursery,
+        ):
             prefetcher = Prefetcher(assembly.frames, Mode(config.prefetch), trio.current_time)
             nursery.start_soon(prefetcher.run)
             nursery.start_soon(Watch(assembly.pool, assembly.returning, config, assembly.opener).run)
-            yield _Parts(assembly, stream, prefetcher, straight)
+            yield _Parts(assembly, stream, Tier(assembly.frames, prefetcher, straight, returns))
             nursery.cancel_scope.cancel()
 
 

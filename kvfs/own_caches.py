@@ -57,25 +57,22 @@ class PoolCache:
                 self._policy.touch(object_id, use.time)
             elif use.size <= self._capacity:
                 self._store(object_id, part, use)
-        while self._used > self._capacity:
-            self._make_room()
         return served
 
     def _store(self, object_id: ObjectId, part: Part, use: Use) -> None:
         if object_id in self._sizes:  # another version
             self._remove(object_id)
+        self._make_room(use.size)
         label, _ = self._label(part.block)
-        self._policy.add(object_id, (CLASS,), use.time)
         self._policy.named(object_id, label, Stamp(0))
         self._policy.follows(object_id, NONE if part.before is None else self._label(part.before)[1])
+        self._policy.add(object_id, (CLASS,), use.time)
         self._sizes[object_id] = use.size
         self._used += use.size
 
-    def _make_room(self) -> None:
-        for object_id in self._policy.victims(CLASS):
-            self._remove(object_id)
-            if self._used <= self._capacity:
-                return
+    def _make_room(self, size: int) -> None:
+        while self._used + size > self._capacity:
+            self._remove(next(iter(self._policy.victims(CLASS))))
 
     def _remove(self, object_id: ObjectId) -> None:
         self._policy.remove(object_id)

@@ -2,6 +2,7 @@
 
     <root>/<pool>/pool.yaml      the configuration that `pool create` wrote (kvfs.config)
                   devices/       devices of an embedded pool
+                  learnt/        what was learnt of returns (kvfs.learnt): may be deleted
                   catalogue/     a cache of the media: may be deleted while nothing has the pool open
                   <uuid>.lock    who has the pool open (blockdev.lease)
                   mounts/<name>/ of one mount point; locked by the process that mounts there, for as long as it lives
@@ -181,6 +182,12 @@ class PoolFolder:
     @property
     def devices(self) -> Path:
         return self.path / "devices"
+
+    def learnt(self, by: str) -> Path:
+        """What one of those who learn of returns has learnt; its folder is made."""
+        folder = self.path / "learnt"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder / f"{by}.json"
 
     def create(self) -> None:
         """Make the folder, readable by its owner only."""

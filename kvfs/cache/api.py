@@ -52,17 +52,21 @@ if TYPE_CHECKING:
     from kvfs.cache.reading import PoolExtent
     from kvfs.cache.straight import Straight
     from kvfs.frames import FrameCache
+    from kvfs.prefetch.returns import Returns
     from kvfs.prefetcher import Prefetcher
     from rdma.buffers import Arena, Lease
     from rdma.stream import Stream
 
 
 class Tier(NamedTuple):
-    """The DRAM tier, what fetches into it, which is running, and what goes past it."""
+    """The DRAM tier, what fetches into it, which is running, what goes past it, and what was learnt of requests that come
+    back.
+    """
 
     frames: FrameCache
     prefetcher: Prefetcher
     straight: Straight
+    returns: Returns
 
 
 class Cache:
@@ -83,9 +87,9 @@ class Cache:
         arena: Arena | None,
         driver_of: DriverOf = open_driver,
     ) -> None:
-        frames, self._prefetcher, self._straight = tier
+        frames, self._prefetcher, self._straight, returns = tier
         self._pool = pool
-        self._requests = Requests(pool, frames, self._prefetcher)
+        self._requests = Requests(pool, frames, self._prefetcher, returns)
         self._frames = frames
         self._stream = stream
         self._arena = arena

@@ -13,7 +13,6 @@ from kvfs.cache.keys import Place
 from kvfs.errors import BadAttention, BadKey, NoNumpy
 from kvfs.prefetch.keeping import Keeper, Request
 from kvfs.prefetch.planner import Source
-from kvfs.prefetch.returns import Returns
 
 if TYPE_CHECKING:
     from blockdev.pool import Pool
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from kvfs.frames import FrameCache
     from kvfs.prefetch.contexts import Context, Contexts
     from kvfs.prefetch.observation import Observation
+    from kvfs.prefetch.returns import Returns
     from kvfs.prefetcher import Prefetcher
 
 HINTED = 0.5
@@ -85,11 +85,11 @@ class Requests:
     is that.
     """
 
-    def __init__(self, pool: Pool, frames: FrameCache, prefetcher: Prefetcher) -> None:
+    def __init__(self, pool: Pool, frames: FrameCache, prefetcher: Prefetcher, returns: Returns) -> None:
         self._pool = pool
         self._frames = frames
         self._prefetcher = prefetcher
-        self._keeper = Keeper(frames.count, Returns(), self._drop)
+        self._keeper = Keeper(frames.count, returns, self._drop)
         self._running: dict[Hashable, _Running] = {}
         self._contexts: Contexts | None = None
         """There once somebody speaks of attention: who does not needs no numpy."""

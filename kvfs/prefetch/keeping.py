@@ -20,10 +20,10 @@ from kvfs.prefetch.returns import Kind, Returns
 
 WINDOW = 256
 """Requests after which the two orders are compared."""
-STRIKES = 3
-"""Windows in a row that the least recently used must have served more."""
-REST = 16
-"""Windows for which its order is used then."""
+AT_STAKE, CREDIT = 0.1, 0.2
+"""The prediction may lose as much of what is asked for in a window, and what it has gained before, up to this."""
+REST, LONGEST_REST, LONGER = 4, 256, 4
+"""Windows for which the least recently used decides then; each time longer, unless the prediction had gained."""
 NOTHING_TO_GAIN = 0.01
 """Its order is used if so small a part of the blocks that were known missed in it."""
 TURNS = 2
@@ -70,16 +70,18 @@ def leading(chain: Iterable[Hashable], held: Container[Hashable]) -> int:
 class Guard:
     """Whether to trust the prediction.
 
-    :ivar strikes: windows in a row in which the least recently used served more
-    :ivar resting: windows for which its order still counts
+    :ivar balance: what it has gained since it was last trusted, of what was asked for in a window
+    :ivar resting: windows for which the least recently used still decides
+    :ivar rest: for how many it will, when next it does
     """
 
     requests: int = 0
     known: int = 0
     ours: int = 0
     theirs: int = 0
-    strikes: int = 0
+    balance: float = 0.0
     resting: int = 0
+    rest: int = REST
 
     @property
     def trusted(self) -> bool:
@@ -95,16 +97,22 @@ class Guard:
         self.known += known
         self.ours += ours
         self.theirs += theirs
-        if self.requests < WINDOW:
-            return
+        if self.requests >= WINDOW:
+            self._judge()
+            self.requests = self.known = self.ours = self.theirs = 0
+
+    def _judge(self) -> None:
         if self.resting:
             self.resting -= 1
-        self.strikes = self.strikes + 1 if self.trusted and self.ours < self.theirs else 0
-        if self.known - self.theirs <= NOTHING_TO_GAIN * self.known:
+            self.balance = 0.0
+        else:
+            self.balance += (self.ours - self.theirs) / max(self.known, WINDOW)
+        if self.balance >= CREDIT:
+            self.balance, self.rest = CREDIT, REST
+        elif self.balance <= -AT_STAKE:
+            self.resting, self.rest = self.rest, min(LONGER * self.rest, LONGEST_REST)
+        elif self.known - self.theirs <= NOTHING_TO_GAIN * self.known:
             self.resting = max(self.resting, 1)
-        if self.strikes >= STRIKES:
-            self.strikes, self.resting = 0, REST
-        self.requests = self.known = self.ours = self.theirs = 0
 
 
 @dataclass(slots=True, eq=False)

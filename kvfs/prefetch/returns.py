@@ -70,10 +70,14 @@ def gittins(hazards: Sequence[float]) -> list[float]:
 
 @dataclass(slots=True)
 class Histogram:
-    """Returns and seconds waited, by age."""
+    """Returns and seconds waited, by age.
+
+    :ivar over: stays that ended in each bucket, whose time in those before it is not in `waited` yet
+    """
 
     returns: list[float] = field(default_factory=lambda: [0.0] * BUCKETS)
     waited: list[float] = field(default_factory=lambda: [0.0] * BUCKETS)
+    over: list[float] = field(default_factory=lambda: [0.0] * BUCKETS)
 
     def returned(self, age: float, weight: float) -> None:
         at = bucket(age)
@@ -83,7 +87,16 @@ class Histogram:
     def passed(self, at: int, weight: float) -> None:
         self.waited[at] += weight * WIDTHS[at]
 
+    def settle(self) -> None:
+        """Bring `waited` up to date."""
+        beyond = 0.0
+        for at in reversed(range(BUCKETS)):
+            self.waited[at] += beyond * WIDTHS[at]
+            beyond += self.over[at]
+        self.over = [0.0] * BUCKETS
+
     def fade(self, factor: float) -> None:
+        self.settle()
         self.returns = [value * factor for value in self.returns]
         self.waited = [value * factor for value in self.waited]
 
@@ -113,12 +126,19 @@ class Returns:
         self._of(kind).passed(at, weight)
         self._all.passed(at, weight)
 
+    def stayed(self, kind: Kind, age: float, weight: float = 1.0) -> None:
+        """Something stayed away for so long: all at once what `passed` says of each bucket that is over."""
+        at = bucket(age)
+        self._of(kind).over[at] += weight
+        self._all.over[at] += weight
+
     def hazards(self, kind: Kind) -> list[float]:
         """Returns a second, by age; what is not known of the kind is taken from all kinds, in proportion."""
         common = self._common()
         seen = self._kinds.get(kind)
         if seen is None:
             return common
+        seen.settle()
         expected = sum(hazard * waited for hazard, waited in zip(common, seen.waited, strict=True))
         ratio = (sum(seen.returns) + FEW / 10) / (expected + FEW / 10)
         return [
@@ -142,6 +162,8 @@ class Returns:
 
     def as_json(self) -> dict[str, Any]:
         """All that was learnt, as plain values; `from_json` takes it back."""
+        for histogram in (self._all, *self._kinds.values()):
+            histogram.settle()
         return {
             "version": VERSION,
             "all": [self._all.returns, self._all.waited],
@@ -157,7 +179,7 @@ class Returns:
                 raise ValueError(f"version {saved['version']} of what was learnt of returns, not {VERSION}")
             returns._all = _histogram(*saved["all"])
             returns._kinds = {tuple(kind): _histogram(*parts) for kind, *parts in saved["kinds"]}
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"not what was learnt of returns: {error!r}") from error
         return returns
 
@@ -168,6 +190,7 @@ class Returns:
         return seen
 
     def _common(self) -> list[float]:
+        self._all.settle()
         hazards: list[float] = []
         before = FIRST_HAZARD * RATIO
         for returns, waited, width in zip(self._all.returns, self._all.waited, WIDTHS, strict=True):
@@ -179,4 +202,7 @@ class Returns:
 def _histogram(returns: Sequence[float], waited: Sequence[float]) -> Histogram:
     if len(returns) != BUCKETS or len(waited) != BUCKETS:
         raise ValueError(f"histograms of {len(returns)} and {len(waited)} buckets, not {BUCKETS}")
-    return Histogram([float(value) for value in returns], [float(value) for value in waited])
+    values = [float(value) for value in (*returns, *waited)]
+    if not all(0 <= value < math.inf for value in values):
+        raise ValueError("a histogram with what is no number of returns or seconds")
+    return Histogram(values[:BUCKETS], values[BUCKETS:])

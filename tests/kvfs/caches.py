@@ -18,6 +18,7 @@ from kvfs.cache.gpu import DriverOf
 from kvfs.cache.reading import PoolSource
 from kvfs.cache.straight import Keeping, Straight
 from kvfs.frames import FrameCache, open_frames
+from kvfs.prefetch.returns import Returns
 from kvfs.prefetcher import Mode, Prefetcher
 from rdma.buffers import Arena as LeaseArena
 from rdma.buffers import allocate
@@ -49,7 +50,8 @@ async def cache_of(
         arena = LeaseArena(allocate(LEASED), LEASED, EXTENT)
         prefetcher = Prefetcher(tier, Mode.ON, trio.current_time)
         nursery.start_soon(prefetcher.run)
-        yield Cache(pool, Tier(tier, prefetcher, straight), stream, namespace, arena, driver_of)
+        held = Tier(tier, prefetcher, straight, Returns())
+        yield Cache(pool, held, stream, namespace, arena, driver_of)
         nursery.cancel_scope.cancel()
 
 

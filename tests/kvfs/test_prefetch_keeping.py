@@ -152,28 +152,49 @@ def test_within_three_windows_of_a_change_of_kinds_the_least_recently_used_decid
         if sum(o for o, _ in served[at : at + 64]) < sum(t for _, t in served[at : at + 64])
     )
     assert distrusted
-    assert distrusted[0] <= worse + (keeping.STRIKES + 1) * 64
+    assert distrusted[0] <= worse + 3 * 64
 
 
-def test_three_windows_in_a_row_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "WINDOW", 1)
+def windows(guard: Guard, many: int, ours: int, theirs: int) -> None:
+    for _ in range(many * keeping.WINDOW):
+        guard.note(100, ours, theirs)
+
+
+def test_a_prediction_may_lose_so_much_and_no_more() -> None:
     guard = Guard()
-    for ours in (0, 0, 10, 0, 0):
-        guard.note(100, ours, 5)
-        assert guard.trusted
-    guard.note(100, 0, 5)
-    assert not guard.trusted
-    for _ in range(keeping.REST):
-        guard.note(100, 0, 5)
+    windows(guard, 4, 48, 50)
     assert guard.trusted
-
-
-def test_where_nothing_is_to_be_gained_nothing_is_risked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "WINDOW", 1)
-    guard = Guard()
-    guard.note(1000, 995, 995)
+    windows(guard, 1, 48, 50)
     assert not guard.trusted
-    guard.note(1000, 900, 900)
+
+
+def test_who_is_wrong_again_and_again_is_asked_less_and_less() -> None:
+    guard, rests = Guard(), []
+    for _ in range(6):
+        windows(guard, 1, 40, 50)
+        rests.append(guard.resting)
+        windows(guard, guard.resting, 40, 50)
+        assert guard.trusted
+    assert rests == [4, 16, 64, 256, 256, 256]
+    windows(guard, 1, 80, 50)
+    windows(guard, 3, 40, 50)
+    assert guard.resting == keeping.REST
+
+
+def test_what_was_gained_may_be_lost_again_but_for_the_latest_alone() -> None:
+    guard = Guard()
+    windows(guard, 100, 60, 50)
+    windows(guard, 2, 40, 50)
+    assert guard.trusted
+    windows(guard, 1, 40, 50)
+    assert not guard.trusted
+
+
+def test_where_nothing_is_to_be_gained_nothing_is_risked() -> None:
+    guard = Guard()
+    windows(guard, 1, 100, 100)
+    assert not guard.trusted
+    windows(guard, 1, 90, 90)
     assert guard.trusted
 
 

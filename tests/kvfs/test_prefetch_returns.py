@@ -110,11 +110,26 @@ def test_what_was_learnt_survives_being_saved() -> None:
         {"version": 1, "all": [[1.0], [1.0]], "kinds": []},
         {"version": 1, "all": 3, "kinds": []},
         {"version": 1, "all": [[0.0] * BUCKETS] * 2, "kinds": [[["x"]]]},
+        {"version": 1, "all": [[-1.0] * BUCKETS] * 2, "kinds": []},
+        {"version": 1, "all": [[math.nan] * BUCKETS] * 2, "kinds": []},
+        {"version": 1, "all": [[10**400] * BUCKETS] * 2, "kinds": []},
     ],
 )
 def test_anything_else_is_refused(saved: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"learnt of returns|buckets"):
+    with pytest.raises(ValueError, match=r"learnt of returns|buckets|no number"):
         Returns.from_json(saved)
+
+
+def test_a_stay_is_as_many_buckets_that_passed() -> None:
+    at_once, one_by_one = Returns(), Returns()
+    for age in (0.5, 3.0, 1000.0):
+        at_once.stayed(QUICK, age, 0.5)
+        for at in range(bucket(age)):
+            one_by_one.passed(QUICK, at, 0.5)
+        for returns in (at_once, one_by_one):
+            returns.returned(QUICK, age, 0.5)
+    assert at_once.hazards(QUICK) == pytest.approx(one_by_one.hazards(QUICK))
+    assert at_once.as_json() == one_by_one.as_json()
 
 
 def test_what_has_faded_gives_way_to_what_is_new() -> None:
