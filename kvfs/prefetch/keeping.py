@@ -4,9 +4,9 @@ A request's blocks are cut into segments: the run of blocks that have the same h
 whether they are the chain's end). A segment is idle as one, and what comes back of it is learnt as a part of one. It is
 let go from its end, and a block only after all that follow it: a block without its parents is of no use.
 
-Beside it runs a cache of identities alone that lets go the least recently used, leaves first (`LeafLru`). Where it serves
-more, three windows in a row, or misses too little for anything to be gained, its order is what counts for a while. This is
-what makes a prediction safe that is wrong (LARU does the same).
+Beside it runs a cache of identities alone that lets go the least recently used, leaves first (`LeafLru`). When the prediction
+has lost more against it than it may, or it misses too little for anything to be gained, its order is what counts for a
+while, each time for longer. This is what makes a prediction safe that is wrong (LARU does the same).
 """
 
 from __future__ import annotations
