@@ -19,6 +19,7 @@ from scripts.lib.lab.image import current
 from scripts.lib.lab.machine import require_qemu
 
 PROBE_SECONDS = 20
+_CAP_SYS_ADMIN = 21
 SGLANG = Path(__file__).parent.parent / ".venv-sglang"
 """The virtual environment of SGLang."""
 SMOLLM2 = SGLANG.with_name(".venv-smollm2")
@@ -92,8 +93,11 @@ def lacks_lab() -> str | None:
 
 def lacks_passthrough() -> str | None:
     """Asks for what the kernel asks for: it cannot be tried without a mount that somebody serves."""
-    if os.geteuid():
-        return "only root may let the kernel read files by itself"
+    if os.geteuid() or Path("/proc/self/uid_map").read_text().split() != ["0", "0", str((1 << 32) - 1)]:
+        return "only root of the machine may let the kernel read files by itself"
+    effective = re.search(r"^CapEff:\s*(\w+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    if effective is not None and not int(effective[1], 16) >> _CAP_SYS_ADMIN & 1:
+        return "to let the kernel read files by itself takes CAP_SYS_ADMIN"
     release = tuple(int(number) for number in re.findall(r"\d+", os.uname().release)[:2])
     return None if release >= (6, 9) else f"Linux {os.uname().release} has no FUSE passthrough"
 
