@@ -131,7 +131,7 @@ class Bench:
         return await self.use(inode)
 
     async def settled(self) -> None:
-        while self.copies._wanted:  # noqa: ASYNC110 - a thread is at work
+        while self.copies._wanted:  # noqa: ASYNC110 - they are made one after the other
             await trio.sleep(0.1)
 
 
@@ -149,6 +149,16 @@ async def bench(kernel: FakeKernel | None = None) -> AsyncIterator[Bench]:
     assert kernel.known == {}
     assert kernel.closed == 1
     assert readers.opened == 0
+
+
+@pytest.fixture(autouse=True)
+def _no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock jumps while all tasks wait, and would while a thread is at work."""
+
+    async def at_once(work: Callable[..., object], *arguments: object) -> object:
+        return work(*arguments)
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", at_once)
 
 
 async def test_the_third_open_is_told_of_a_copy(autojump_clock: MockClock) -> None:
