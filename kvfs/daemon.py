@@ -15,6 +15,7 @@ import trio
 
 from kvfs import __version__, control
 from kvfs.assemble import assembled, serve_mount
+from kvfs.errors import ControlError
 from kvfs.metrics import CachesCollector, StatisticsCollector, from_trio, serve_metrics
 from kvfs.mountpoint import unmount_command, unmount_refused
 from kvfs.recording import Recording
@@ -152,6 +153,8 @@ class Service:
     async def _record(self, arguments: Json, report: Report) -> Json:
         """Tell what is asked for, for so many seconds or until the client leaves."""
         seconds = arguments.get("seconds")
+        if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
+            raise ControlError(f"seconds: {seconds!r:.40} is no time")
         recording = Recording(time.monotonic)
         recordings = self._mount.recorder.recordings
         recordings.append(recording)

@@ -45,7 +45,7 @@ def load(path: Path, now: float) -> Returns:
         returns.fade(_left(now - saved))
     except FileNotFoundError:
         return Returns()
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ArithmeticError, ValueError, KeyError, TypeError, RecursionError) as error:
         log.warning("%s is not what was learnt (%s): begun anew", path, error)
         return Returns()
     return returns
@@ -83,7 +83,7 @@ async def _save_often(path: Path, returns: Returns, clock: Callable[[], float], 
 def _try_to_save(path: Path, returns: Returns, now: float) -> None:
     try:
         save(path, returns, now)
-    except OSError as error:
+    except (OSError, TypeError, ValueError) as error:  # an engine's reason may be anything
         log.warning("what was learnt cannot be written to %s: %s", path, error)
 
 

@@ -129,7 +129,7 @@ def _recorded(path: Path, lines: Iterator[bytes]) -> Trace:
             whole = record["event"] == "end"
             if "name" in record:
                 events.append(_event(record))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ArithmeticError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadTrace(f"{path}: line {number} is no event of a trace ({error!r})") from error
     return Trace(events, lost, whole)
 
@@ -166,6 +166,10 @@ def _check_first(path: Path, record: object) -> None:
 
 
 def _event(record: dict[str, Any]) -> Event:
+    """:raises ValueError: no recorder has written this; names become those of files"""
+    name = record["name"]
+    if not isinstance(name, str) or not name or not name.isascii() or not name.isalnum():
+        raise ValueError(f"no name of a recording: {name!r:.80}")
     return Event(
         float(record["t"]),
         record["event"],

@@ -111,3 +111,10 @@ async def test_a_folder_that_takes_nothing_costs_a_warning(tmp_path: Path, expec
     expect_log("cannot be written", count=1)
     async with remembering(tmp_path / "not there" / "it.json") as returns:
         returns.returned(QUICK, 5.0)
+
+
+def test_times_beyond_all_numbers_are_a_beginning_from_nothing(tmp_path: Path, expect_log: ExpectLog) -> None:
+    expect_log("begun anew")
+    path = tmp_path / "returns.json"
+    path.write_text('{"saved":1' + "0" * 400 + ',"returns":{"version":1,"all":[[],[]],"kinds":[]}}')
+    load(path, 0.0)

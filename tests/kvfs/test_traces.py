@@ -154,3 +154,10 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"plain")
     with pytest.raises(BadTrace, match="not compressed"):
         read_trace(path)
+
+
+@pytest.mark.parametrize("name", ["", "/etc/x", "../x", "a/b", "a\0", 5, None, ["a"]])
+def test_a_name_that_is_no_hash_is_refused(tmp_path: Path, name: object) -> None:
+    """A replay makes files of these names."""
+    with pytest.raises(BadTrace, match="line 2"):
+        read_trace(trace_file(tmp_path, FIRST, OPEN | {"name": name}))
